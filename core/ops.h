@@ -151,6 +151,9 @@ struct AttentionOptions {
   /// Key and value heads, each shared by heads / kv_heads consecutive query
   /// heads (grouped queries); 0 means heads.
   std::int64_t kv_heads = 0;
+  /// Columns of a head of values; 0: as many as of queries. Others: [q | k | v]
+  /// in one tensor, not on CUDA.
+  std::int64_t value_dim = 0;
   bool causal = true;
   double dropout = 0.0;
   /// Softmax of scale * q k; 0 means 1 / sqrt(head size).
@@ -159,7 +162,8 @@ struct AttentionOptions {
   ShardView shard;
 };
 /// qkv [b, s, (heads + 2 kv_heads) d], [q | k | v], each by heads -> [b, s, heads
-/// d]; without kv_heads that is [b, s, 3h] -> [b, s, h]. Keeps no [s, s] matrix:
+/// d]; without kv_heads that is [b, s, 3h] -> [b, s, h], and with value_dim w [b, s,
+/// (heads + kv_heads) d + kv_heads w] -> [b, s, heads w]. Keeps no [s, s] matrix:
 /// the backward computes the probabilities again. Shared keys are not repeated in
 /// memory. Dropout draws as `dropout` does, at the global positions of
 /// options.shard.

@@ -31,6 +31,12 @@ std::int64_t kv_heads_of(const AttentionOptions& options) {
   return options.kv_heads == 0 ? options.heads : options.kv_heads;
 }
 
+/// Of q, k and v apart.
+void check_values(const AttentionOptions& options) {
+  SB_CHECK(options.value_dim == 0, "attention: values of ", options.value_dim,
+           " columns; a width of their own needs [q | k | v] in one tensor");
+}
+
 kernels::AttentionArgs args_of(const AttentionShape& shape,
                                const AttentionOptions& options) {
   kernels::AttentionArgs args;
@@ -40,11 +46,13 @@ kernels::AttentionArgs args_of(const AttentionShape& shape,
   args.q_rows = shape.q_rows;
   args.k_rows = shape.k_rows;
   args.head_dim = shape.width / options.heads;
+  args.value_dim = options.value_dim > 0 ? options.value_dim : args.head_dim;
   args.causal = options.causal;
   args.scale = options.scale != 0
                    ? options.scale
                    : 1.0 / std::sqrt(static_cast<double>(args.head_dim));
-  args.out = heads_in(shape.q_rows, shape.width, args.head_dim);
+  args.out =
+      heads_in(shape.q_rows, options.heads * args.value_dim, args.value_dim);
   args.dropout = options.dropout;
   if (options.dropout > 0) {
     args.dropout_view = internal::global_view(
@@ -53,10 +61,22 @@ kernels::AttentionArgs args_of(const AttentionShape& shape,
   return args;
 }
 
-/// One product of queries with keys, of which each head sees `pairs` pairs.
-double product_flops(const kernels::AttentionArgs& args, double pairs) {
+/// So many products over the width of queries, and over that of values, where
+/// each head sees `pairs` pairs.
+double product_flops(const kernels::AttentionArgs& args, double pairs,
+                     int of_queries, int of_values) {
   return 2 * pairs *
-         static_cast<double>(args.batch * args.heads * args.head_dim);
+         static_cast<double>(
+             args.batch * args.heads *
+             (of_queries * args.head_dim + of_values * args.value_dim));
+}
+/// Scores, and sums of values.
+double forward_flops(const kernels::AttentionArgs& args, double pairs) {
+  return product_flops(args, pairs, 1, 1);
+}
+/// Scores and gradients of queries and keys; of values and of their weights.
+double backward_flops(const kernels::AttentionArgs& args, double pairs) {
+  return product_flops(args, pairs, 3, 2);
 }
 
 /// A device computes all pairs of [queries, keys], or half of them.
@@ -78,18 +98,21 @@ kernels::AttentionArgs whole_args(const AttentionShape& shape,
   return args;
 }
 
-/// Multiply-adds of one product of queries with the keys they may see.
-double attention_flops(const kernels::AttentionArgs& args) {
+/// Pairs of queries with the keys they may see.
+double pairs_of(const kernels::AttentionArgs& args) {
   const auto q = static_cast<double>(args.q_rows);
   const auto k = static_cast<double>(args.k_rows);
-  return product_flops(args, args.causal ? q * (k + 1) / 2 : q * k);
+  return args.causal ? q * (k + 1) / 2 : q * k;
 }
 
 /// Attention of {qkv}, or of {q, k, v}.
 Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
   const Tensor& q = inputs[0];
+  SB_CHECK(args.value_dim == args.head_dim || !q.device().is_cuda(),
+           "attention: values of ", args.value_dim, " columns and queries of ",
+           args.head_dim, " on a GPU; its kernels need equal ones");
   const Tensor out = Tensor::empty(
-      {args.batch, args.q_rows, args.heads * args.head_dim}, q.options());
+      {args.batch, args.q_rows, args.heads * args.value_dim}, q.options());
   const Tensor lse =
       Tensor::empty({args.batch, args.heads, args.q_rows},
                     {internal::stat_dtype(q.dtype()), q.device()});
@@ -103,7 +126,7 @@ Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
   double bytes = bytes_of({&out});
   for (const Tensor& input : inputs) bytes += bytes_of({&input});
   const ProductShape product = product_of(args);
-  OpScope("attention", 2 * attention_flops(args), bytes, q, product)
+  OpScope("attention", forward_flops(args, pairs_of(args)), bytes, q, product)
       .run(kernels::attention, q.dtype(), args, part(inputs, 0),
            part(inputs, 1), part(inputs, 2), out.raw(), lse.raw());
   autograd::record("attention", inputs, {out},
@@ -112,8 +135,8 @@ Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
                      Tensors result;
                      for (const Tensor& input : inputs)
                        result.push_back(input.empty_like());
-                     OpScope("attention", 5 * attention_flops(args), 2 * bytes,
-                             dout, product)
+                     OpScope("attention", backward_flops(args, pairs_of(args)),
+                             2 * bytes, dout, product)
                          .run(kernels::attention_backward, dout.dtype(), args,
                               kernels::AttentionGradStrides{args.q, args.k,
                                                             args.v, args.out},
@@ -129,26 +152,30 @@ Tensor attend(const Tensors& inputs, const kernels::AttentionArgs& args) {
 
 Tensor attention(const Tensor& qkv, const AttentionOptions& options) {
   const std::int64_t heads = options.heads, kv_heads = kv_heads_of(options);
-  const bool grouped = kv_heads != heads;
+  const bool grouped = kv_heads != heads || options.value_dim > 0;
   SB_CHECK(qkv.ndim() == 3 && (grouped || qkv.size(2) % 3 == 0),
            "attention: qkv has shape ", shape_text(qkv.shape()),
            "; give [batch, sequence, 3 * width]");
   const std::int64_t b = qkv.size(0), s = qkv.size(1), row = qkv.size(2);
+  const std::int64_t values = options.value_dim * kv_heads;
+  const std::int64_t shared = heads + (values > 0 ? 1 : 2) * kv_heads;
   SB_CHECK(!grouped || (kv_heads > 0 && heads > 0 && heads % kv_heads == 0 &&
-                        row % (heads + 2 * kv_heads) == 0),
+                        row > values && (row - values) % shared == 0),
            "attention: [q | k | v] of ", heads, " heads of queries and ",
            kv_heads, " of keys in rows of ", row,
            " columns; give (heads + 2 kv_heads) * head width of them, with "
            "kv_heads that divide heads");
   const std::int64_t width =
-      grouped ? row / (heads + 2 * kv_heads) * heads : row / 3;
+      grouped ? (row - values) / shared * heads : row / 3;
   kernels::AttentionArgs args = whole_args({b, s, s, width}, options);
-  args.q = args.k = args.v = heads_in(s, row, args.head_dim);
+  args.q = args.k = heads_in(s, row, args.head_dim);
+  args.v = heads_in(s, row, args.value_dim);
   return attend({qkv}, args);
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options) {
+  check_values(options);
   internal::check_same_kind("attention", q, k);
   internal::check_same_kind("attention", q, v);
   SB_CHECK(q.ndim() == 3 && k.ndim() == 3 && k.shape() == v.shape() &&
@@ -187,6 +214,7 @@ kernels::AttentionArgs block_args(const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionBlock& block,
                                   const AttentionOptions& options,
                                   const AttentionDraws& draws) {
+  check_values(options);
   internal::check_same_kind("attention_block", q, k);
   internal::check_same_kind("attention_block", q, v);
   SB_CHECK(q.ndim() == 3 && k.ndim() == 3 && k.shape() == v.shape() &&
@@ -244,7 +272,7 @@ AttentionSums attention_block(const Tensor& q, const Tensor& k, const Tensor& v,
   sums.out = Tensor::empty({q.size(0), args.q_rows, q.size(2)}, q.options());
   sums.logsumexp = Tensor::empty({q.size(0), args.heads, args.q_rows},
                                  {internal::stat_dtype(q.dtype()), q.device()});
-  OpScope("attention", 2 * product_flops(args, visible_pairs(block)),
+  OpScope("attention", forward_flops(args, visible_pairs(block)),
           row_bytes(block.queries, q, 2) + row_bytes(block.keys, k, 2), q,
           product_of(args))
       .run(kernels::attention, q.dtype(), args, at_row(q, block.queries.begin),
@@ -309,7 +337,7 @@ void attention_block_backward(const Tensor& q, const Tensor& k, const Tensor& v,
   }
   const std::int64_t to_query = in_place ? queries.begin : 0;
   const std::int64_t to_key = in_place ? keys.begin : 0;
-  OpScope("attention", 5 * product_flops(args, visible_pairs(block)),
+  OpScope("attention", backward_flops(args, visible_pairs(block)),
           row_bytes(queries, q, 4) + row_bytes(keys, k, 4), q, product_of(args))
       .run(kernels::attention_backward, q.dtype(), args, strides,
            at_row(q, queries.begin), at_row(k, keys.begin),

@@ -135,7 +135,11 @@ Shards layout(const ModelConfig& config, const std::string& name, int rank,
   if (layer == leaf_name(names.table) || layer == leaf_name(names.output())) {
     return {{0, rank, t}};
   }
-  for (const BlockPart& part : block_table(config).parts()) {
+  std::vector<BlockPart> parts = block_table(config).parts();
+  if (name.find(".shared_experts.") != std::string::npos) {
+    parts = shared_expert_parts(config);
+  }
+  for (const BlockPart& part : parts) {
     if (part.leaf() != layer) continue;
     return part_of(part, name.ends_with(".bias"), rank, t);
   }
@@ -158,6 +162,9 @@ void check_ranks(const ModelConfig& config, int t, const std::string& what) {
   const std::int64_t hidden = block_table(config).down.in;
   SB_CHECK(hidden % t == 0, what, ": the ranks share ", hidden,
            " hidden units; give a divisor of ", hidden);
+  const std::int64_t shared = config.llama.shared_intermediate_size;
+  SB_CHECK(shared % t == 0, what, ": the ranks share ", shared,
+           " hidden units of a shared expert; give a divisor of ", shared);
 }
 
 LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
@@ -169,6 +176,9 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
   made.head_ranks = tp.size();
   made.linear = [&tp](const std::string& name, const BlockPart& part,
                       const InitOptions& init) -> AnyModule {
+    if (part.cut == shardbook::Cut::kWhole) {
+      return LayerFactory().linear(name, part, init);
+    }
     if (takes_rows(name, part)) {
       return {
           std::make_unique<RowParallelLinear>(name, shape_of(part), init, tp)};
@@ -182,6 +192,7 @@ LayerFactory layers(const ModelConfig& config, ProcessGroup& tp,
     return {std::make_unique<VocabParallelEmbedding>(name, rows, width, stddev,
                                                      init, tp)};
   };
+  made.for_heads = [&tp](const Tensor& x) { return copy_to(x, tp); };
   // Each rank computes its own heads, with the masks that one device draws for
   // them
   if (rng != nullptr) {

@@ -118,11 +118,16 @@ LayerFactory megatron_layers(const ModelConfig& config, ProcessGroup& tp,
   if (tp.size() == 1) return made;
   made.linear = [&tp](const std::string& name, const BlockPart& part,
                       const InitOptions& init) -> AnyModule {
+    // Of own tokens
+    if (part.cut == Cut::kWhole) return LayerFactory().linear(name, part, init);
     const tensor_parallel::LinearShape shape = tensor_parallel::shape_of(part);
     if (tensor_parallel::takes_rows(name, part)) {
       return {std::make_unique<ScatteringLinear>(name, shape, init, tp)};
     }
     return {std::make_unique<GatheringLinear>(name, shape, init, tp)};
+  };
+  made.for_heads = [&tp](const Tensor& x) {
+    return gather_to_parallel(x, tp, kTokens);
   };
   made.embedding = [&tp](const std::string& name, std::int64_t rows,
                          std::int64_t width, double stddev,

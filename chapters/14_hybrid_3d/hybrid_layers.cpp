@@ -180,9 +180,17 @@ class RecomputingBlocks : public LayerList {
 namespace {
 
 /// Whole parts of which each rank of tp has a gradient of its own: norms over
-/// its heads, and the routers of a Mixtral, whose tokens are cut.
-std::vector<BlockPart> parts_of_own_tokens(const ModelConfig& config) {
-  std::vector<BlockPart> parts = block_table(config).head_norms;
+/// its heads, and where tokens are cut, the routers of a Mixtral and the products
+/// into latent vectors.
+std::vector<BlockPart> parts_of_own_tokens(const ModelConfig& config,
+                                           const HybridOptions& setup) {
+  const BlockTable dense = block_table(config);
+  std::vector<BlockPart> parts = dense.head_norms;
+  for (const BlockPart& part : dense.latent) {
+    const bool is_whole =
+        part.kind == PartKind::kProduct && part.cut == Cut::kWhole;
+    if (setup.sequence_parallel && is_whole) parts.push_back(part);
+  }
   for (std::int64_t i = 0; i < config.n_layer; ++i) {
     if (!config.llama.has_experts_in(i)) continue;
     const BlockTable block = block_table(config, i);
@@ -225,7 +233,7 @@ OverTp over_tp(const ModelConfig& config, const HybridOptions& setup) {
   };
   kinds.is_partial =
       [is_whole = kinds.is_whole, cuts_tokens = setup.sequence_parallel,
-       own = parts_of_own_tokens(config)](const std::string& name) {
+       own = parts_of_own_tokens(config, setup)](const std::string& name) {
         // A GPT's experts and their gates see all tokens on every rank of tp
         if (!is_whole(name) || moe::is_expert(name)) return false;
         const auto is_of = [&](const BlockPart& part) {

@@ -84,7 +84,7 @@ void add_options(CommandLine& line, Asked& asked) {
 std::int64_t most_tokens(const std::string& model) {
   const StandIn stand_in = stand_in_of(model, 0);
   const ModelConfig config =
-      ModelConfig::read(stand_in.config.empty() ? model : stand_in.config);
+      stand_in.config != nullptr ? *stand_in.config : ModelConfig::read(model);
   const std::int64_t window = config.llama.sliding_window;
   return window > 0 ? std::min(window, config.n_positions) : config.n_positions;
 }

@@ -44,12 +44,18 @@ ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers) {
   return config;
 }
 
-ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers) {
+ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers,
+                       std::int64_t dense) {
   if (sizes.model == nullptr) return gpt_of(sizes, layers);
   ModelConfig config = *sizes.model;
   config.n_layer = layers;
   config.n_positions = std::max(sizes.positions, sizes.seq);
   config.vocab_size = sizes.vocabulary;
+  if (sizes.has_own_experts()) {
+    std::vector<bool>& has_experts = config.llama.has_experts;
+    has_experts.assign(static_cast<std::size_t>(layers), true);
+    std::fill_n(has_experts.begin(), dense, false);
+  }
   return config;
 }
 

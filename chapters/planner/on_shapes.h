@@ -32,8 +32,10 @@ std::vector<FoldClass> ranks_that_run(const sim::Cluster& cluster,
 
 /// GPT with these sizes, and at least as many positions as the sequence has tokens.
 ModelConfig gpt_of(const DecoderSizes& sizes, std::int64_t layers);
-/// The same of `sizes.model`, where there is one.
-ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers);
+/// The same of `sizes.model`, where there is one; of its experts, `dense` blocks in
+/// front have none.
+ModelConfig decoder_of(const DecoderSizes& sizes, std::int64_t layers,
+                       std::int64_t dense = 0);
 
 /// Two steps on random data. The cluster, the ranks, the model and the batch
 /// are the caller's.

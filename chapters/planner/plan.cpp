@@ -9,6 +9,7 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
 #include "chapters/planner/on_shapes.h"
+#include "chapters/planner/step_parts.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
@@ -71,7 +72,8 @@ Options options_of(const PlanRequest& request) {
   Options options = shape_options();
   options.chapter = "14_hybrid_3d";
   options.world_size = request.world_size;
-  options.model = request.trains() ? request.model : request.stand_in.config;
+  options.model = request.model;
+  options.planned = request.stand_in.config;
   options.dtype = request.dtype();
   options.batch = request.batch;
   options.seq = request.seq();
@@ -207,10 +209,12 @@ double fastest_link(const sim::Cluster& cluster) {
 }
 
 /// Blocks on each rank of the pipeline.
-std::vector<double> blocks_of_ranks(const HybridJob& job) {
-  std::vector<double> blocks(static_cast<std::size_t>(job.pp));
-  for (std::size_t i = 0; i < job.blocks.size(); ++i) {
-    blocks[i % blocks.size()] += static_cast<double>(job.blocks[i]);
+std::vector<BlockCounts> blocks_of_ranks(const HybridJob& job) {
+  std::vector<BlockCounts> blocks(static_cast<std::size_t>(job.pp));
+  const std::vector<BlockCounts> stages = blocks_of_stages(job);
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    blocks[i % blocks.size()].dense += stages[i].dense;
+    blocks[i % blocks.size()].others += stages[i].others;
   }
   return blocks;
 }
@@ -233,11 +237,14 @@ double least_activations(const HybridJob& job) {
   if (job.layout.recompute == Recompute::kBlocks) {
     width /= job.layout.cuts_tokens ? t : 1;
   } else {
-    width = 0;
-    for (const BlockPart& part :
-         block_table(decoder_of(job.sizes, 1)).parts()) {
-      width += job.layout.cuts_tokens ? part.kept() / t : part.kept(t);
-    }
+    const auto kept = [&](bool is_dense) {
+      double sum = 0;
+      for (const BlockPart& part : block_of_kind(job, is_dense).parts()) {
+        sum += job.layout.cuts_tokens ? part.kept() / t : part.kept(t);
+      }
+      return sum;
+    };
+    width = std::min(kept(true), kept(false));
   }
   const double tokens =
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
@@ -252,35 +259,36 @@ struct Weights {
   double dense = 0, experts = 0;
   double all() const { return dense + experts; }
 };
-Weights block_weights(const HybridJob& job) {
-  if (!job.sizes.has_own_experts()) {
-    return {weight_products(job) / job.layout.tp};
-  }
+Weights weights_of(const HybridJob& job, const BlockCounts& blocks) {
   Weights weights;
-  for (const BlockPart& part : block_table(*job.sizes.model, 0).parts()) {
-    if (part.kind != PartKind::kProduct) continue;
-    const auto each = static_cast<double>(part.in * part.out);
-    if (part.experts > 1) {
-      weights.experts +=
-          each * static_cast<double>(part.experts) / job.layout.ep;
-    } else {
-      weights.dense += each / job.layout.tp;
+  const auto add = [&](bool is_dense, double times) {
+    if (times == 0) return;
+    for (const BlockPart& part : block_of_kind(job, is_dense).parts()) {
+      if (part.kind != PartKind::kProduct) continue;
+      const double each = times * static_cast<double>(part.in * part.out);
+      if (part.experts > 1) {
+        weights.experts +=
+            each * static_cast<double>(part.experts) / job.layout.ep;
+      } else {
+        weights.dense += each / (part.cut == Cut::kWhole ? 1 : job.layout.tp);
+      }
     }
-  }
+  };
+  add(true, blocks.dense);
+  add(false, blocks.others);
   return weights;
 }
 
 /// The same of the rank with most parameters.
 Weights most_weights(const HybridJob& job) {
-  const std::vector<double> blocks = blocks_of_ranks(job);
-  const Weights block = block_weights(job);
+  const std::vector<BlockCounts> blocks = blocks_of_ranks(job);
   Weights most;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
     const bool is_first = rank == 0, is_last = rank + 1 == blocks.size();
     const bool has_two = is_first && is_last && !job.is_tied;
     const int tables = has_two ? 2 : is_first || is_last ? 1 : 0;
-    const Weights own = {blocks[rank] * block.dense + tables * job.table(),
-                         blocks[rank] * block.experts};
+    Weights own = weights_of(job, blocks[rank]);
+    own.dense += tables * job.table();
     if (own.all() > most.all()) most = own;
   }
   return most;
@@ -296,32 +304,43 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
       job.layout.cp;
   // Masked attention needs half of its two products, and backward five of them
-  const double attention = attention_products(job) / 2;
-  const double weights = weight_products(job);
+  const BlockPart part = block_of_kind(job, false).attention;
+  const double backward = part.backward_operations(1) / part.operations(1);
+  const double attention =
+      attention_products(job) / 2 * (plan.recompute == "never" ? 1 : 2) +
+      attention_products(job) / 2 * backward;
   const double flops = 2 * tokens / job.layout.tp;
-  double block =
-      flops * (weights * (plan.recompute == "blocks" ? 4 : 3) / rate +
-               attention * (plan.recompute == "never" ? 3.5 : 4.5) /
-                   best_attention_rate(request));
   const double head = 2 * tokens * 3 * job.table() / rate;
   // Sums over tp in forward wait for their messages; those of experts go over ep
   const double t = job.layout.tp;
   const double link = fastest_link(request.base.cluster);
+  double messages = 0;
   if (!job.overlaps_tensor)
-    block += (job.sizes.has_own_experts() ? 1 : 2) * (t - 1) / t * tokens *
-             static_cast<double>(job.sizes.hidden) * job.element() / link;
+    messages = (job.sizes.has_own_experts() ? 1 : 2) * (t - 1) / t * tokens *
+               static_cast<double>(job.sizes.hidden) * job.element() / link;
+
+  const auto of_kind = [&](bool is_dense) {
+    return flops * (products_of(block_of_kind(job, is_dense)) *
+                        (plan.recompute == "blocks" ? 4 : 3) / rate +
+                    attention / best_attention_rate(request)) +
+           messages;
+  };
+  const double dense = of_kind(true), other = of_kind(false);
+  const auto seconds = [&](const BlockCounts& blocks) {
+    return blocks.dense * dense + blocks.others * other;
+  };
 
   // The last rank waits until the first micro-batch arrives, and the first rank
   // until the last one comes back. Zero bubble fills the second wait with
   // gradients of weights.
-  const std::vector<double> blocks = blocks_of_ranks(job);
+  const std::vector<BlockCounts> blocks = blocks_of_ranks(job),
+                                 stages = blocks_of_stages(job);
   double slowest = 0, before = 0;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
     const bool is_last = rank + 1 == blocks.size();
-    const double own = blocks[rank] * block + (is_last ? head : 0);
+    const double own = seconds(blocks[rank]) + (is_last ? head : 0);
     slowest = std::max(slowest, m * own + before);
-    before += static_cast<double>(job.blocks[rank]) * block *
-              (job.is_zero_bubble ? 1.0 / 3 : 1);
+    before += seconds(stages[rank]) * (job.is_zero_bubble ? 1.0 / 3 : 1);
   }
 
   // Sums of gradients that wait for all backwards
@@ -343,10 +362,8 @@ double least_bytes(const PlanRequest& request, const Plan& plan) {
   if (plan.offloads) {
     return kept + (job.zero_stage == 3 ? 0 : states.parameters);
   }
-  const Weights block = block_weights(job);
-  const double blocks = blocks_of_ranks(job)[0];
-  const Weights first = {blocks * block.dense + job.table(),
-                         blocks * block.experts};
+  Weights first = weights_of(job, blocks_of_ranks(job)[0]);
+  first.dense += job.table();
   zero::ModelStates of_first = states_of(first);
   // A rank has no gradients yet where all its forwards come first
   if (job.micro_batches <= job.pp * (job.chunks > 1 ? 2 : 1)) {

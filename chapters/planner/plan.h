@@ -54,7 +54,7 @@ struct PlanRequest {
   Limits limits;
 
   /// False for a model that the book only plans: no command trains it.
-  bool trains() const { return stand_in.config.empty(); }
+  bool trains() const { return stand_in.config == nullptr; }
 
   PlanRequest() { base.layout.dtype = DType::kBF16; }
   std::int64_t seq() const { return base.sizes.seq; }

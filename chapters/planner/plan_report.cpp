@@ -282,7 +282,9 @@ std::string result_json(const PlanRequest& request, const PlanResult& result,
                {"plans", result.num_plans},
                {"predicted", result.num_predicted}};
   if (!request.trains()) {
-    json["planned_as"] = Json::parse(request.stand_in.config);
+    const ModelConfig& config = *request.stand_in.config;
+    json["planned_as"] = config.is_planned ? Json{{"model_type", config.type}}
+                                           : Json::parse(config.to_json());
   }
   json["best"] = Json::array();
   for (const Prediction& each : result.best) {

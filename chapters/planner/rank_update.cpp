@@ -72,7 +72,9 @@ std::vector<SentBucket> buckets_of(const HybridJob& job,
     const StageRun& run = runs[i];
     for (const ParameterSize& each : run.sizes.embedding) maker.add(each);
     for (std::int64_t block = 0; block < run.sizes.blocks; ++block) {
-      for (const ParameterSize& each : run.sizes.block) maker.add(each);
+      for (const ParameterSize& each : run.sizes.of_block(block)) {
+        maker.add(each);
+      }
     }
     for (const ParameterSize& each : run.sizes.head) maker.add(each);
   }
@@ -189,7 +191,7 @@ bool has_stages_of(const HybridJob& job, const std::vector<StageRun>& runs,
                    int rank, int other) {
   const auto p = static_cast<std::size_t>(job.pp);
   const auto is_like = [](const StageRun& a, const StageRun& b) {
-    return a.sizes.blocks == b.sizes.blocks &&
+    return a.sizes.blocks == b.sizes.blocks && a.sizes.dense == b.sizes.dense &&
            a.sizes.embedding.empty() == b.sizes.embedding.empty() &&
            a.sizes.head.empty() == b.sizes.head.empty();
   };

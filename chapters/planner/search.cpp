@@ -194,11 +194,13 @@ void check_request(const PlanRequest& request) {
   SB_CHECK(config.has_blocks(), "--model ", request.model,
            ": the planner knows GPTs and Llamas; give gpt-13b, llama-3.1-8b or "
            "another one of these families");
-  for (std::int64_t i = 0; i < config.n_layer; ++i) {
-    SB_CHECK(config.llama.has_experts_in(i) == config.llama.has_experts_in(0),
-             "--model ", request.model,
-             ": has blocks with experts and blocks without; the planner knows "
-             "models whose blocks are alike");
+  const std::int64_t dense = request.base.sizes.dense_blocks();
+  for (std::int64_t i = dense; i < config.n_layer; ++i) {
+    SB_CHECK(
+        config.llama.has_experts_in(i) == config.llama.has_experts_in(dense),
+        "--model ", request.model,
+        ": has blocks without experts behind blocks with experts; the "
+        "planner knows models whose blocks without come first");
   }
   const int devices = request.base.cluster.num_devices();
   SB_CHECK(request.world_size >= 1 && request.world_size <= devices,

@@ -159,13 +159,7 @@ class Space {
   }
 
   std::string refusal(const Plan& plan) const {
-    std::string reason =
-        hybrid::refusal(options_, chapter_options(request_, plan));
-    const std::size_t config = reason.find(options_.model);
-    if (config != std::string::npos) {
-      reason.replace(config, options_.model.size(), request_.model);
-    }
-    return reason;
+    return hybrid::refusal(options_, chapter_options(request_, plan));
   }
 
   bool is_legal(const Plan& plan) { return is_no_refusal(refusal(plan)); }

@@ -37,20 +37,22 @@ class Stage {
       : at_(at), layers_(kinds.factory) {
     const InitOptions init = init_of(at);
     const std::string table = decoder_names(config).table + ".weight";
-    const auto keep = [&](Module& module, std::vector<ParameterSize>& sizes) {
+    const auto keep = [&](Module& module, std::vector<ParameterSize>& sizes,
+                          const std::string& prefix = "") {
       sizes.clear();
       for (const NamedTensor& each : module.named_parameters()) {
         if (parts.is_tied && head_ != nullptr && each.name == table) continue;
         parameters_.push_back(each.tensor);
         const auto elements = static_cast<double>(each.tensor.numel());
-        const bool is_expert = moe::is_expert(each.name);
+        const std::string name = prefix + each.name;
+        const bool is_expert = moe::is_expert(name);
         if (is_expert) expert_parameters_ += elements;
         sizes.push_back({elements, is_expert, each.name == table,
-                         kinds.is_whole(each.name),
-                         kinds.is_partial(each.name)});
+                         kinds.is_whole(name), kinds.is_partial(name)});
       }
     };
     sizes_.blocks = parts.blocks;
+    sizes_.dense = parts.dense;
     if (parts.has_embedding) {
       embedding_ = std::make_unique<GptEmbedding>(config, init, layers_);
       keep(*embedding_, sizes_.embedding);
@@ -67,7 +69,9 @@ class Stage {
         blocks_.push_back(std::make_unique<GptBlock>(
             decoder_names(config).block(i), config, init, layers_));
         blocks_.back()->recompute = at.layout.recompute == Recompute::kBlocks;
-        keep(*blocks_.back(), sizes_.block);
+        keep(*blocks_.back(),
+             i < parts.dense ? sizes_.dense_block : sizes_.block,
+             decoder_names(config).block(i) + ".");
       }
     }
     if (parts.has_head) {
@@ -362,7 +366,9 @@ sim::Cluster with_expert_traffic(sim::Cluster cluster,
                                  const StageLayout& layout) {
   const int nodes = layout.ep / cluster.devices_per_node;
   if (!layout.sends_once_per_node || nodes <= 1) return cluster;
-  const auto k = static_cast<double>(sizes.experts_per_token);
+  const auto k = static_cast<double>(sizes.has_own_experts()
+                                         ? sizes.model->llama.experts_per_token
+                                         : sizes.experts_per_token);
   const double other = 1.0 / nodes;  // chance of an expert on a given node
   const double copies = k * other, once = 1 - std::pow(1 - other, k);
   cluster.network.bytes_per_s *= copies / once;
@@ -373,6 +379,13 @@ sim::Cluster with_expert_traffic(sim::Cluster cluster,
 
 bool DecoderSizes::has_own_experts() const {
   return model != nullptr && model->llama.num_experts > 0;
+}
+
+std::int64_t DecoderSizes::dense_blocks() const {
+  std::int64_t dense = 0;
+  if (!has_own_experts()) return dense;
+  while (dense < model->n_layer && !model->llama.has_experts_in(dense)) ++dense;
+  return dense;
 }
 
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
@@ -405,7 +418,7 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   hybrid::HybridOptions setup = layer_setup(sizes, layout);
   setup.dp = layout.ep == 1 || is_own ? layout.ep : layout.ep / layout.tp;
   ModelConfig config =
-      decoder_of(sizes, std::max<std::int64_t>(parts.blocks, 1));
+      decoder_of(sizes, std::max<std::int64_t>(parts.blocks, 1), parts.dense);
   config.dropout = layout.dropout;
   const Topology topology = hybrid::topology_of(setup);
   const auto seconds = [](const StageRun& each) {

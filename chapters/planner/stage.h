@@ -56,6 +56,8 @@ struct DecoderSizes {
   }
   /// The model's config has experts.
   bool has_own_experts() const;
+  /// Of such a model, the first blocks, which have none.
+  std::int64_t dense_blocks() const;
   std::int64_t mlp_width() const { return mlp > 0 ? mlp : 4 * hidden; }
 };
 
@@ -107,10 +109,13 @@ struct StageParts {
   std::int64_t blocks = 0;
   bool has_embedding = false, has_head = false;
   bool is_tied = false;  ///< both have the same table
+  /// Blocks in front, of a model with experts, that have none.
+  std::int64_t dense = 0;
 
   bool operator==(const StageParts& other) const {
     return blocks == other.blocks && has_embedding == other.has_embedding &&
-           has_head == other.has_head && is_tied == other.is_tied;
+           has_head == other.has_head && is_tied == other.is_tied &&
+           dense == other.dense;
   }
 };
 
@@ -125,8 +130,11 @@ struct ParameterSize {
 /// Parameters of a stage in the order of its layers; none of a Llama without
 /// DecoderSizes::model.
 struct ParameterSizes {
-  std::vector<ParameterSize> embedding, block, head;
-  std::int64_t blocks = 0;
+  std::vector<ParameterSize> embedding, dense_block, block, head;
+  std::int64_t blocks = 0, dense = 0;  ///< `dense` of the blocks
+  const std::vector<ParameterSize>& of_block(std::int64_t index) const {
+    return index < dense ? dense_block : block;
+  }
 };
 
 /// Bytes at one moment, beside what a rank holds between its actions.
@@ -190,8 +198,8 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
 const StageRun& known_stage(const sim::Cluster& cluster,
                             const DecoderSizes& sizes,
                             const StageLayout& layout, const StageParts& parts);
-/// The same from runs of one and of two blocks: every further block adds as
-/// much as the second.
+/// The same from runs of one and of two blocks of each kind: every further block
+/// adds as much as the second.
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                         const StageLayout& layout, const StageParts& parts);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "chapters/common/models/counted_model.h"
@@ -149,16 +150,18 @@ StandIn stand_in_of(const std::string& name_or_file, std::int64_t seq) {
            model.positions);
   if (seq == 0) seq = model.positions;
 
-  StandIn result = {"", model.remarks};
+  StandIn result = {nullptr, model.remarks};
   if (trains) {
     result.remarks.push_back(fmt::format(
         "training refuses samples of {}, more than its windows have",
         how_many(seq, "token")));
   }
-  ModelConfig config = model.trained ? *model.trained : like(model);
+  ModelConfig config = model.trained   ? *model.trained
+                       : model.nearest ? *model.nearest
+                                       : like(model);
   config.llama.sliding_window = 0;
   config.llama.sliding_blocks.clear();
-  result.config = config.to_json();
+  result.config = std::make_shared<const ModelConfig>(config);
 
   const CountedModel planned = CountedModel::of(config);
   const auto tokens = static_cast<double>(seq);
@@ -169,14 +172,18 @@ StandIn stand_in_of(const std::string& name_or_file, std::int64_t seq) {
   const std::string differences =
       fmt::format("parameters {}, operations per token {}", percent(parameters),
                   percent(operations));
+  const std::string as =
+      config.is_planned ? "by the table of a block" : "as a " + config.type;
   SB_CHECK(
       std::max(std::abs(parameters), std::abs(operations)) <= kMostDifference,
       "--model: the book does not train a ", model.type,
-      ", nor can it be planned as a ", config.type,
-      ", which differs: ", differences, "; most in ",
-      largest_difference(model, planned), kCountIt);
-  result.remarks.push_back("it is planned as a " + config.type +
-                           " with the same matrices (" + differences + ")");
+      ", nor can it be planned ", as, ", which differs: ", differences,
+      "; most in ", largest_difference(model, planned), kCountIt);
+  const bool has_all = config.is_planned && parameters == 0 && operations == 0;
+  result.remarks.push_back(has_all ? "it is planned with all its parts"
+                                   : "it is planned " + as +
+                                         " with the same matrices (" +
+                                         differences + ")");
   if (has_window(model, seq)) {
     const double masked = more(planned.operations(tokens, Mask::kCounted),
                                model.operations(tokens, Mask::kCounted));

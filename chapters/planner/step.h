@@ -103,8 +103,8 @@ struct HybridJob {
 
 // --- Work --------------------------------------------------------------------
 
-/// Multiply-adds of one block for one token: products with weights, and
-/// attention as if it had no mask.
+/// Multiply-adds of one block for one token, mean over blocks: products with
+/// weights, and attention as if it had no mask.
 double weight_products(const HybridJob& job);
 double attention_products(const HybridJob& job);
 /// FLOPs of forward and backward, with attention as if it had no mask.

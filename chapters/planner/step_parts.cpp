@@ -47,7 +47,12 @@ std::vector<StageParts> stages_of(const HybridJob& job) {
   SB_CHECK(static_cast<std::int64_t>(blocks.size()) == stages, blocks.size(),
            " numbers of blocks for ", how_many(stages, "stage"));
   std::vector<StageParts> parts;
-  for (const std::int64_t each : blocks) parts.push_back({each});
+  std::int64_t dense = job.sizes.dense_blocks();
+  for (const std::int64_t each : blocks) {
+    parts.push_back({each});
+    parts.back().dense = std::min(each, dense);
+    dense -= parts.back().dense;
+  }
   parts.front().has_embedding = true;
   parts.back().has_head = true;
   parts.front().is_tied = job.pp == 1 && job.is_tied;
@@ -171,6 +176,29 @@ double activation_bytes(const HybridJob& job) {
 double sent_activation(const HybridJob& job) {
   const bool is_part = job.scatters_messages || job.layout.cuts_tokens;
   return activation_bytes(job) / (is_part ? job.layout.tp : 1);
+}
+
+std::vector<BlockCounts> blocks_of_stages(const HybridJob& job) {
+  std::vector<BlockCounts> counts;
+  for (const StageParts& each : stages_of(job)) {
+    counts.push_back({static_cast<double>(each.dense),
+                      static_cast<double>(each.blocks - each.dense)});
+  }
+  return counts;
+}
+
+BlockTable block_of_kind(const HybridJob& job, bool is_dense) {
+  if (job.sizes.model == nullptr) return block_table(decoder_of(job.sizes, 1));
+  const ModelConfig& model = *job.sizes.model;
+  return block_table(model, is_dense ? 0 : model.n_layer - 1);
+}
+
+double products_of(const BlockTable& block) {
+  double products = 0;
+  for (const BlockPart& part : block.parts()) {
+    if (part.kind == PartKind::kProduct) products += products_of(part);
+  }
+  return products;
 }
 
 double block_elements(const HybridJob& job, const StageRun& whole) {
@@ -344,10 +372,11 @@ std::vector<SentTerm> sent_terms(const HybridJob& job,
 
 namespace {
 
-/// The width of queries and the width of values, over all heads.
+/// The mean of the widths of queries and of values, over all heads.
 double attention_width(const DecoderSizes& sizes) {
   if (sizes.model != nullptr) {
-    return static_cast<double>(block_table(*sizes.model).attention.out);
+    const BlockPart attention = block_table(*sizes.model).attention;
+    return static_cast<double>(attention.columns[0].width + attention.out) / 2;
   }
   return static_cast<double>(sizes.heads * sizes.head_width());
 }
@@ -357,11 +386,11 @@ double attention_width(const DecoderSizes& sizes) {
 double weight_products(const HybridJob& job) {
   const DecoderSizes& sizes = job.sizes;
   if (sizes.model != nullptr) {
-    double products = 0;
-    for (const BlockPart& part : block_table(*sizes.model, 0).parts()) {
-      if (part.kind == PartKind::kProduct) products += products_of(part);
-    }
-    return products;
+    const double others = products_of(block_of_kind(job, false));
+    const auto dense = static_cast<double>(sizes.dense_blocks());
+    if (dense == 0) return others;
+    const double more = products_of(block_of_kind(job, true)) - others;
+    return others + more * dense / static_cast<double>(job.layers);
   }
   const auto h = static_cast<double>(sizes.hidden);
   const double keys =

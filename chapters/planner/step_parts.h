@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "chapters/common/models/block.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/planner/step.h"
 #include "sim/cost_model.h"
@@ -102,6 +103,17 @@ std::vector<double> work_of_ranks(const HybridJob& job,
 double activation_bytes(const HybridJob& job);
 /// The part that one rank of tp sends to the next stage.
 double sent_activation(const HybridJob& job);
+
+/// Blocks by kind: without experts in a model that has some, and the others.
+struct BlockCounts {
+  double dense = 0, others = 0;
+};
+/// Of each stage, those of all chunks included.
+std::vector<BlockCounts> blocks_of_stages(const HybridJob& job);
+/// A block's rows; in a model of one kind, both are the same.
+BlockTable block_of_kind(const HybridJob& job, bool is_dense);
+/// Multiply-adds of its products for one token.
+double products_of(const BlockTable& block);
 
 /// Elements of one block on a rank of tp.
 double block_elements(const HybridJob& job, const StageRun& whole);

@@ -125,7 +125,8 @@ hybrid::HybridOptions setup_of(const HybridJob& job) {
 Options options_of(const HybridJob& job, std::int64_t blocks) {
   Options options = shape_options();
   options.chapter = "14_hybrid_3d";
-  options.model = decoder_of(job.sizes, blocks).to_json();
+  options.planned =
+      std::make_shared<const ModelConfig>(decoder_of(job.sizes, blocks));
   options.dtype = job.layout.dtype;
   options.seq = job.sizes.seq;
   options.dropout = job.layout.dropout;

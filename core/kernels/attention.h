@@ -40,6 +40,8 @@ struct AttentionArgs {
   std::int64_t q_rows = 0;
   std::int64_t k_rows = 0;
   std::int64_t head_dim = 0;
+  /// Columns of a head of v and out; 0: head_dim. Others need the CPU.
+  std::int64_t value_dim = 0;
   bool causal = true;
   std::int64_t q_position = 0;
   double scale = 1.0;
@@ -50,6 +52,10 @@ struct AttentionArgs {
   double dropout = 0.0;
   RandomKey dropout_key;
   GlobalView dropout_view;
+
+  std::int64_t value_width() const {
+    return value_dim > 0 ? value_dim : head_dim;
+  }
 };
 
 /// out = softmax(scale * Q K^T) V per batch row and head.

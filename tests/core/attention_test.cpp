@@ -169,6 +169,75 @@ TEST(Attention, PackedGroupsEqualSharedKeysThatAreRepeated) {
   }
 }
 
+// Latent attention: heads of values are narrower than those of queries, or wider.
+// Zero columns on the narrower side change nothing.
+TEST(Attention, ValuesMayHaveAWidthOfTheirOwn) {
+  const std::pair<DType, double> dtypes[] = {
+      {DType::kF64, 1e-12}, {DType::kF32, 1e-4}, {DType::kBF16, 0.1}};
+  constexpr std::int64_t kBatch = 2, kRows = 300;  // two blocks of keys
+  for (const auto& [dtype, tolerance] : dtypes) {
+    for (const auto& [heads, kv_heads, dim, values] :
+         {std::array<std::int64_t, 4>{3, 3, 12, 8},
+          {4, 2, 5, 17},
+          {2, 2, 48, 32},
+          {2, 1, 8, 24}}) {
+      SCOPED_TRACE(testing::Message() << dtype_name(dtype) << ", heads of "
+                                      << dim << " and " << values);
+      const std::int64_t most = std::max(dim, values);
+      AttentionOptions options = attention_of(heads);
+      options.kv_heads = kv_heads;
+      options.scale = 0.3;
+      AttentionOptions own = options;
+      own.value_dim = values;
+      const std::int64_t keys = (heads + kv_heads) * dim;
+      const Tensor qkv = noise({kBatch, kRows, keys + kv_heads * values}, 1, -1,
+                               1, {dtype, Device()});
+      const Tensor packed = qkv.clone().set_requires_grad();
+      const auto seen = std::make_shared<SeenOps>();
+      RankContext::current().add_observer(seen);
+      const Tensor out = attention(packed, own);
+      weighted_sum(out).backward();
+      RankContext::current().remove_observer(seen);
+      EXPECT_EQ(out.shape(), (Shape{kBatch, kRows, heads * values}));
+      // Two products forward, five backward, of kRows (kRows + 1) / 2 pairs
+      EXPECT_EQ(seen->flops_of("attention"),
+                static_cast<double>(kBatch * heads * kRows * (kRows + 1) *
+                                    (4 * dim + 3 * values)));
+
+      const Tensor wide = to_dtype(qkv, DType::kF64).set_requires_grad();
+      const auto padded = [&](std::int64_t first, std::int64_t number,
+                              std::int64_t width) {
+        const Tensor part =
+            reshape(slice(wide, 2, first, first + number * width),
+                    {kBatch, kRows, number, width});
+        if (width == most) {
+          return reshape(part, {kBatch, kRows, number * most});
+        }
+        const Tensor zeros =
+            Tensor::zeros({kBatch, kRows, number, most - width}, kOfF64);
+        return reshape(concat({part, zeros}, 3),
+                       {kBatch, kRows, number * most});
+      };
+      const Tensor expected = reshape(
+          slice(reshape(attention(padded(0, heads, dim),
+                                  padded(heads * dim, kv_heads, dim),
+                                  padded(keys, kv_heads, values), options),
+                        {kBatch, kRows, heads, most}),
+                3, 0, values),
+          out.shape());
+      weighted_sum(expected).backward();
+      expect_close(Tensors{out.detach(), packed.grad()},
+                   {expected.detach(), wide.grad()}, tolerance);
+    }
+  }
+  AttentionOptions options = attention_of(2);
+  options.value_dim = 4;
+  const Tensor q = noise({1, 3, 16});
+  expect_error([&] { attention(q, q, q, options); },
+               {"values of 4 columns", "in one tensor"});
+  expect_error([&] { attention(noise({1, 3, 43}), options); }, {"rows of 43"});
+}
+
 TEST(Attention, PackedGroupsEqualSeparateOnesBitForBit) {
   AttentionOptions options = attention_of(6, true, 0.2);
   options.kv_heads = 3;

@@ -68,6 +68,15 @@ double held_on(const std::vector<Columns>& columns, double t) {
   return held;
 }
 
+/// up, gate and down of a gated MLP.
+std::vector<BlockPart> gated_mlp(const std::string& name, std::int64_t h,
+                                 std::int64_t f, bool bias, double stddev) {
+  return {product(name + ".gate_up_proj", h, {{f, f}, {f, f}}, bias,
+                  Cut::kColumns, stddev),
+          function(PartKind::kSwiglu, 2 * f, f),
+          product(name + ".down_proj", f, h, bias, Cut::kRows, stddev)};
+}
+
 BlockTable gpt2(const ModelConfig& c) {
   const std::int64_t h = c.n_embd;
   const double last = residual_stddev(c);
@@ -88,9 +97,15 @@ BlockTable gpt2(const ModelConfig& c) {
   return block;
 }
 
+void set_mlp(BlockTable& block, const std::vector<BlockPart>& mlp) {
+  block.up = mlp[0];
+  block.gate = mlp[1];
+  block.down = mlp[2];
+}
+
 BlockTable llama(const ModelConfig& c) {
   const LlamaConfig& l = c.llama;
-  const std::int64_t h = c.n_embd, f = l.intermediate_size;
+  const std::int64_t h = c.n_embd;
   const std::int64_t q = c.n_head * l.head_dim, kv = l.kv_heads * l.head_dim;
   const double stddev = c.initializer_range;
   BlockTable block;
@@ -98,20 +113,26 @@ BlockTable llama(const ModelConfig& c) {
   block.mlp_module = "mlp";
   block.norm_1 = norm("input_layernorm", PartKind::kRmsNorm, h);
   const Columns keys{kv, l.kv_heads};
-  block.qkv = product("self_attn.qkv_proj", h, {{q, c.n_head}, keys, keys},
-                      l.qkv_bias, Cut::kColumns, stddev);
+  if (l.is_latent()) {
+    block.latent = latent_parts({h, c.n_head, l.q_rank, l.kv_rank, l.rope_dim,
+                                 l.head_dim - l.rope_dim, l.value_dim,
+                                 l.qkv_bias, stddev});
+    block.attention = block.latent.back();
+    block.latent.pop_back();
+  } else {
+    block.qkv = product("self_attn.qkv_proj", h, {{q, c.n_head}, keys, keys},
+                        l.qkv_bias, Cut::kColumns, stddev);
+    block.attention = attention_of(block.qkv, c.n_head);
+  }
   if (l.qk_norm) {
     block.head_norms = {
         norm("self_attn.q_norm", PartKind::kRmsNorm, q, c.n_head),
         norm("self_attn.k_norm", PartKind::kRmsNorm, kv, l.kv_heads)};
   }
-  block.attention = attention_of(block.qkv, c.n_head);
-  block.proj = product("self_attn.o_proj", q, h, l.o_bias, Cut::kRows, stddev);
+  block.proj = product("self_attn.o_proj", block.attention.out, h, l.o_bias,
+                       Cut::kRows, stddev);
   block.norm_2 = norm("post_attention_layernorm", PartKind::kRmsNorm, h);
-  block.up = product("mlp.gate_up_proj", h, {{f, f}, {f, f}}, l.mlp_bias,
-                     Cut::kColumns, stddev);
-  block.gate = function(PartKind::kSwiglu, 2 * f, f);
-  block.down = product("mlp.down_proj", f, h, l.mlp_bias, Cut::kRows, stddev);
+  set_mlp(block, gated_mlp("mlp", h, l.intermediate_size, l.mlp_bias, stddev));
   return block;
 }
 
@@ -123,6 +144,7 @@ double BlockPart::out_on(double t) const {
 }
 
 double BlockPart::kept(double t) const {
+  if (shares_input) return 0;
   if (kind == PartKind::kAttention) return held_on(columns, t);
   if (is_norm()) t = std::min(t, static_cast<double>(heads));
   const bool is_cut = kind != PartKind::kProduct || cut == Cut::kRows;
@@ -170,7 +192,10 @@ double BlockPart::operations(double seq, double t) const {
 }
 
 double BlockPart::backward_operations(double seq, double t) const {
-  return (kind == PartKind::kAttention ? 2.5 : 2) * operations(seq, t);
+  if (kind != PartKind::kAttention) return 2 * operations(seq, t);
+  // Scores, gradients of queries and keys; of values and of their weights
+  return 2 * seen(seq) * static_cast<double>(3 * columns[0].width + 2 * out) /
+         t;
 }
 
 double BlockPart::deferred(double t) const {
@@ -179,12 +204,53 @@ double BlockPart::deferred(double t) const {
 }
 
 std::vector<BlockPart> BlockTable::parts() const {
-  std::vector<BlockPart> all = {norm_1, qkv};
+  std::vector<BlockPart> all = {norm_1};
+  if (latent.empty()) all.push_back(qkv);
+  all.insert(all.end(), latent.begin(), latent.end());
   all.insert(all.end(), head_norms.begin(), head_norms.end());
   all.insert(all.end(), {attention, proj, norm_2});
   all.insert(all.end(), router.begin(), router.end());
   all.insert(all.end(), {up, gate, down});
+  all.insert(all.end(), shared.begin(), shared.end());
   return all;
+}
+
+BlockTable BlockTable::of_shared() const {
+  BlockTable mlp = *this;
+  set_mlp(mlp, shared);
+  return mlp;
+}
+
+std::vector<BlockPart> latent_parts(const LatentSizes& z) {
+  const std::string name = "self_attn.";
+  const std::int64_t q = z.heads * (z.rope + z.nope), a = z.heads;
+  const Columns rope{a * z.rope, a}, nope{a * z.nope, a},
+      values{a * z.value, a};
+  const auto from_x = [&](const char* leaf, std::int64_t out) {
+    return product(name + leaf, z.hidden, out, z.bias, Cut::kWhole, z.stddev);
+  };
+  const auto by_heads = [&](const char* leaf, std::int64_t in,
+                            const std::vector<Columns>& columns) {
+    return product(name + leaf, in, columns, false, Cut::kColumns, z.stddev);
+  };
+  std::vector<BlockPart> parts;
+  if (z.q_rank > 0) {
+    parts = {from_x("q_a_proj", z.q_rank),
+             norm(name + "q_a_layernorm", PartKind::kRmsNorm, z.q_rank),
+             by_heads("q_b_proj", z.q_rank, {rope, nope})};
+  } else {
+    parts = {by_heads("q_proj", z.hidden, {rope, nope})};
+  }
+  parts.push_back(from_x("kv_a_proj_with_mqa", z.rope + z.kv_rank));
+  parts.back().shares_input = true;
+  parts.push_back(norm(name + "kv_a_layernorm", PartKind::kRmsNorm, z.kv_rank));
+  parts.push_back(by_heads("kv_b_proj", z.kv_rank, {nope, values}));
+  BlockPart attention =
+      function(PartKind::kAttention, 2 * q + values.width, values.width);
+  attention.heads = a;
+  attention.columns = {{q, a}, {q, a}, values};
+  parts.push_back(attention);
+  return parts;
 }
 
 BlockTable block_table(const ModelConfig& config) {
@@ -208,7 +274,19 @@ BlockTable block_table(const ModelConfig& config, std::int64_t block) {
     part->experts = l.num_experts;
     part->chosen = l.experts_per_token;
   }
+  if (config.llama.has_shared_expert_in(block)) {
+    table.shared = shared_expert_parts(config);
+  }
   return table;
+}
+
+std::vector<BlockPart> shared_expert_parts(const ModelConfig& config) {
+  const LlamaConfig& l = config.llama;
+  std::vector<BlockPart> parts =
+      gated_mlp("mlp.shared_experts", config.n_embd, l.shared_intermediate_size,
+                l.mlp_bias, config.initializer_range);
+  parts[0].shares_input = true;  // the router keeps it
+  return parts;
 }
 
 std::int64_t block_of(const ModelConfig& config, const std::string& name) {

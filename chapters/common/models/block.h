@@ -54,6 +54,8 @@ struct BlockPart {
   /// Weights of this size that lie on each other, of which a token passes through
   /// so many. Such weights have no cut.
   std::int64_t experts = 1, chosen = 1;
+  /// Its input is that of a product in front of it, which keeps it.
+  bool shares_input = false;
   /// Of attention: a token sees at most this many, with itself; 0: all before it.
   std::int64_t window = 0;
   /// The window does not slide: tokens see no further than their own piece of
@@ -91,19 +93,46 @@ struct BlockPart {
   double deferred(double t = 1) const;
 };
 
+/// Queries, keys and values of latent attention (MLA): products into a narrow
+/// latent vector, a norm, and products out of it by heads.
+///
+///   x --q_a--> [q_rank] --norm--> q_b --> a heads of [rope | nope]
+///   x --kv_a-> [rope | kv_rank] --norm--> kv_b --> a heads of [nope | value]
+///                 one for all heads
+///
+/// The rope columns turn with the token's position. DeepSeek-AI 2024,
+/// "DeepSeek-V2", section 2.1.
+struct LatentSizes {
+  std::int64_t hidden = 0, heads = 0;
+  std::int64_t q_rank = 0;  ///< 0: queries come from x
+  std::int64_t kv_rank = 0, rope = 0, nope = 0, value = 0;
+  bool bias = false;  ///< of the products from x
+  double stddev = 0;
+};
+/// Its rows, the last of which is attention. Tensor parallelism cuts what comes
+/// out by heads, and leaves whole what goes in. In memory, q_b's columns are all
+/// heads' rope, then all heads' nope, and kv_b's likewise.
+std::vector<BlockPart> latent_parts(const LatentSizes& sizes);
+
 /// x + proj(attention(qkv(norm_1(x)))), then x + down(gate(up(norm_2(x)))). In a
 /// block with experts up, gate and down are each expert's.
 struct BlockTable {
   std::string attention_module, mlp_module;  ///< "attn", "mlp"
   BlockPart norm_1, qkv;
+  /// In place of qkv; empty in other models.
+  std::vector<BlockPart> latent;
   /// Of queries and of keys, before they turn (Qwen3); empty in other models.
   std::vector<BlockPart> head_norms;
   BlockPart attention, proj, norm_2;
   /// From a token to a logit for each expert; empty in dense blocks.
   std::vector<BlockPart> router;
   BlockPart up, gate, down;
+  /// A gated MLP beside the experts, which sees all tokens: its up, gate and down.
+  std::vector<BlockPart> shared;
 
   std::vector<BlockPart> parts() const;
+  /// Those of `shared`, as an MLP.
+  BlockTable of_shared() const;
 };
 
 /// Of a GPT-2, or of a dense block of the Llama family.
@@ -111,6 +140,8 @@ BlockTable block_table(const ModelConfig& config);
 /// Of this block, which may have experts (Mixtral, Qwen3-MoE). Their weights are
 /// called as in llama_experts.h.
 BlockTable block_table(const ModelConfig& config, std::int64_t block);
+/// BlockTable::shared, of any block that has it.
+std::vector<BlockPart> shared_expert_parts(const ModelConfig& config);
 /// The index in a name of a block, or of a module of it: 3 of
 /// "model.layers.3.mlp". Throws Error where the model has no such block.
 std::int64_t block_of(const ModelConfig& config, const std::string& name);

@@ -33,7 +33,10 @@ std::string group_of(const BlockTable& block, const BlockPart& part) {
       part.name.rfind(block.attention_module + ".", 0) == 0) {
     return "attention";
   }
-  return part.experts > 1 ? "experts" : "mlp";
+  if (part.experts > 1) return "experts";
+  return part.name.find(".shared_experts.") != std::string::npos
+             ? "shared_experts"
+             : "mlp";
 }
 
 /// Operations of attention, where a token sees so many.
@@ -73,6 +76,18 @@ void note_architecture(const json& object, std::vector<std::string>& remarks) {
                     " is counted as a language model, with an output layer");
 }
 
+/// Latent attention, shared experts, or dense blocks among others: what no Llama
+/// or Mixtral has.
+bool has_more_parts(const CountedSizes& sizes) {
+  const auto has_experts = [](const CountedLayer& layer) {
+    return layer.has_experts;
+  };
+  const bool has_both =
+      std::any_of(sizes.layers.begin(), sizes.layers.end(), has_experts) &&
+      !std::all_of(sizes.layers.begin(), sizes.layers.end(), has_experts);
+  return sizes["kv_rank"] > 0 || sizes["shared"] > 0 || has_both;
+}
+
 /// Of a model that the book does not train.
 CountedModel counted_from_json(const json& object, const std::string& label,
                                const std::string& type) {
@@ -92,6 +107,7 @@ CountedModel counted_from_json(const json& object, const std::string& label,
         "\") are not counted, as transformers does not build them");
     break;
   }
+  if (has_more_parts(sizes)) model.nearest = nearest_config(sizes, type);
   return model;
 }
 
@@ -208,6 +224,9 @@ CountedModel CountedModel::of(const ModelConfig& config) {
         part.window = llama.sliding_window;
       }
       model.rows.push_back({group_of(block, part), part});
+      if (part.kind == PartKind::kAttention && llama.is_latent()) {
+        model.rows.back().latent = llama.kv_rank + llama.rope_dim;
+      }
     }
   }
   model.rows.push_back({"norm", block_table(config).norm_1});

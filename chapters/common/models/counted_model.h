@@ -52,6 +52,9 @@ struct CountedModel {
   std::vector<std::string> remarks;
   /// Where the book trains this model.
   std::optional<ModelConfig> trained;
+  /// Else, with latent attention, shared experts, or dense blocks among those with
+  /// experts: the rows of the block's table that come nearest, to be planned.
+  std::optional<ModelConfig> nearest;
 
   /// A preset of ModelConfig::read, a file, or a config's text. Throws Error that
   /// names the file, the key and what is allowed.
@@ -59,7 +62,7 @@ struct CountedModel {
   /// `label` names the text in messages.
   static CountedModel from_json(const std::string& text,
                                 const std::string& label);
-  /// The count of a GPT-2 or of the Llama family. Throws Error for others.
+  /// The count of a GPT-2 or of the Llama family's rows. Throws Error for others.
   static CountedModel of(const ModelConfig& config);
 
   double parameters() const;

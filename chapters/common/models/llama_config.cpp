@@ -10,6 +10,7 @@
 namespace shardbook {
 
 bool ModelConfig::is_llama() const {
+  if (is_planned) return true;
   const std::vector<std::string>& types = llama_types();
   return std::find(types.begin(), types.end(), type) != types.end();
 }

@@ -1,15 +1,21 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "core/dtype.h"
 
 namespace shardbook {
 
+struct ModelConfig;
+
 /// The model and its data: read by models/ and the strategies.
 struct ModelOptions {
   std::string model = "gpt-nano";
+  /// In place of what `model` names: one that the planner runs on shapes, and no
+  /// command line can ask for.
+  std::shared_ptr<const ModelConfig> planned = nullptr;
   DType dtype = DType::kF32;
   /// Narrowest type computed or sent (`dtype` where that is narrower); sets the
   /// tolerance. Set by chapters that offer one, not on the command line.

@@ -10,6 +10,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "chapters/common/models/latent_attention.h"
 #include "chapters/common/models/llama_experts.h"
 #include "chapters/common/models/resnet.h"
 #include "core/autograd.h"
@@ -55,7 +56,7 @@ class RopeTables {
     const MemoryScope kind(MemoryKind::kInput);
     const LlamaConfig& llama = config.llama;
     tables_.push_back(shardbook::rope_table(
-        positions, llama.head_dim, llama.rope_theta, llama.rope, options));
+        positions, llama.rope_width(), llama.rope_theta, llama.rope, options));
     return tables_.back();
   }
 
@@ -116,6 +117,7 @@ LayerFactory::LayerFactory() {
     }
     return {std::make_unique<LayerNorm>(part.out, init, eps)};
   };
+  for_heads = [](const Tensor& x) { return x; };
   attention = [](const Tensor& qkv, const AttentionOptions& options) {
     return shardbook::attention(qkv, options);
   };
@@ -139,7 +141,10 @@ GptAttention::GptAttention(const std::string& name, const ModelConfig& config,
 GptAttention::GptAttention(const std::string& name, const BlockTable& block,
                            const ModelConfig& config, const InitOptions& init,
                            const LayerFactory& layers)
-    : c_attn(layers.linear(name + "." + block.qkv.leaf(), block.qkv, init)),
+    : c_attn(
+          config.llama.is_latent()
+              ? latent_products(name, block, config, init, layers)
+              : layers.linear(name + "." + block.qkv.leaf(), block.qkv, init)),
       c_proj(layers.linear(name + "." + block.proj.leaf(), block.proj, init)),
       resid_dropout(layers.dropout(config.dropout)),
       heads(config.n_head / layers.head_ranks),
@@ -155,6 +160,7 @@ GptAttention::GptAttention(const std::string& name, const BlockTable& block,
   // Where ranks outnumber the heads of keys, neighbours share one
   kv_heads =
       std::max<std::int64_t>(config.llama.kv_heads / layers.head_ranks, 1);
+  if (config.llama.is_latent()) return;  // they have turned
   while (head_norms.size() < block.head_norms.size()) {
     head_norms.emplace_back(config.llama.head_dim, init,
                             config.layer_norm_epsilon);
@@ -192,6 +198,9 @@ Tensor GptAttention::forward(const Tensor& x) {
   AttentionOptions options;
   options.heads = heads;
   options.kv_heads = kv_heads;
+  if (!block_.latent.empty()) {
+    options.value_dim = block_.attention.out / all_heads;
+  }
   options.dropout = is_training() ? attention_dropout : 0;
   if (heads != all_heads) {
     // Dropout draws for these heads as one device draws for them
@@ -202,7 +211,11 @@ Tensor GptAttention::forward(const Tensor& x) {
 }
 
 void GptAttention::members(MemberVisitor& visit) {
-  visit.module(block_.qkv.leaf(), *c_attn);
+  if (block_.latent.empty()) {
+    visit.module(block_.qkv.leaf(), *c_attn);
+  } else {
+    (*c_attn).members(visit);
+  }
   for (std::size_t i = 0; i < head_norms.size(); ++i) {
     visit.module(block_.head_norms[i].leaf(), head_norms[i]);
   }
@@ -224,6 +237,8 @@ GptMlp::GptMlp(const std::string& name, const BlockTable& block,
       block_(block) {}
 
 namespace {
+
+constexpr char kSharedExpert[] = "mlp.shared_experts";
 
 /// The layer as core's Linear; null where a chapter replaces it, or where its
 /// hooks must see its input and output.
@@ -266,11 +281,17 @@ GptBlock::GptBlock(const std::string& name, const BlockTable& block,
                        config.layer_norm_epsilon, init)),
       attn(name + "." + block.attention_module, config, init, layers),
       mlp(layers.mlp(name + "." + block.mlp_module, config, init, layers)),
-      block_(block) {}
+      block_(block) {
+  if (config.llama.shared_intermediate_size == 0) return;
+  const BlockTable own = block_table(config, block_of(config, name));
+  if (own.shared.empty()) return;
+  shared_expert.emplace(name + "." + kSharedExpert, own.of_shared(), config,
+                        init, layers);
+}
 
 Tensor GptBlock::compute(const Tensor& x) {
-  const Tensor y = add(x, attn(ln_1(x)));
-  return add(y, mlp(ln_2(y)));
+  const Tensor y = add(x, attn(ln_1(x))), z = ln_2(y), sum = add(y, mlp(z));
+  return shared_expert ? add(sum, (*shared_expert)(z)) : sum;
 }
 
 Tensor GptBlock::forward(const Tensor& x) {
@@ -285,6 +306,7 @@ void GptBlock::members(MemberVisitor& visit) {
   visit.module(block_.attention_module, attn);
   visit.module(block_.norm_2.name, *ln_2);
   visit.module(block_.mlp_module, *mlp);
+  if (shared_expert) visit.module(kSharedExpert, *shared_expert);
 }
 
 namespace {

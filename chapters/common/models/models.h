@@ -54,6 +54,9 @@ struct ModelConfig {
   std::int64_t num_labels = 1000;
   /// Of the Llama family (is_llama) alone.
   LlamaConfig llama = {};
+  /// Of the Llama family's rows, and counted alone (counted_model.h): the planner
+  /// runs its layers on shapes, and no program trains it.
+  bool is_planned = false;
 
   /// A decoder with RMSNorm, rotary positions and SwiGLU.
   bool is_llama() const;
@@ -135,6 +138,9 @@ struct LayerFactory {
       norm;
   /// The ranks that share the heads of an attention, and which of them this is.
   int head_rank = 0, head_ranks = 1;
+  /// Of this rank's tokens -> of all tokens that its heads read: what latent
+  /// attention's heads share, [n, S, rope].
+  std::function<Tensor(const Tensor& x)> for_heads;
   /// [n, S, (a + 2k) d] -> [n, S, a d], as core's; of the rank's own heads.
   std::function<Tensor(const Tensor& qkv, const AttentionOptions& options)>
       attention;
@@ -158,7 +164,8 @@ decltype(LayerFactory::rope_table) rope_tables(
 
 /// One product for queries, keys and values, heads, and a product behind them.
 /// GPT-2: c_attn [h, 3h], c_proj [h, h]. Llama: qkv_proj [h, (a + 2k) d], heads
-/// that turn with their token's position, o_proj [a d, h].
+/// that turn with their token's position, o_proj [a d, h]. Latent attention: c_attn
+/// is all of latent_attention.h.
 class GptAttention : public ModuleOf<GptAttention> {
  public:
   GptAttention(const std::string& name, const ModelConfig& config,
@@ -195,6 +202,10 @@ class GptMlp : public ModuleOf<GptMlp> {
  public:
   GptMlp(const std::string& name, const ModelConfig& config,
          const InitOptions& init, const LayerFactory& layers = {});
+  /// Of the rows up, gate and down.
+  GptMlp(const std::string& name, const BlockTable& block,
+         const ModelConfig& config, const InitOptions& init,
+         const LayerFactory& layers);
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
   std::string type_name() const override { return "GptMlp"; }
@@ -204,14 +215,10 @@ class GptMlp : public ModuleOf<GptMlp> {
   GeluForm gelu_form;
 
  private:
-  GptMlp(const std::string& name, const BlockTable& block,
-         const ModelConfig& config, const InitOptions& init,
-         const LayerFactory& layers);
-
   BlockTable block_;
 };
 
-/// x + attn(ln_1(x)), then x + mlp(ln_2(x)). With `recompute`, only the block's
+/// x + attn(ln_1(x)), then x + mlp(ln_2(x)), and what a shared expert adds. With `recompute`, only the block's
 /// input is kept for backward.
 class GptBlock : public ModuleOf<GptBlock> {
  public:
@@ -224,6 +231,7 @@ class GptBlock : public ModuleOf<GptBlock> {
   AnyModule ln_1, ln_2;
   GptAttention attn;
   AnyModule mlp;
+  std::optional<GptMlp> shared_expert;
   bool recompute = false;
 
  private:

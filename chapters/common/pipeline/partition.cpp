@@ -76,7 +76,7 @@ std::string even_list(int num_layers, int num_stages) {
 }  // namespace
 
 std::string layers_text(const Options& options, int num_layers) {
-  const ModelConfig config = ModelConfig::read(options.model);
+  const ModelConfig config = model_config(options);
   return how_many(num_layers, "layer") + ": " +
          (config.type == "mlp"
               ? "embedding and three linear layers"

@@ -220,8 +220,9 @@ Report run_and_compare(const Options& given, const ChapterRun& chapter) {
                             chapter.fold_class);
   if (report.ranks.empty()) return report;
   // On shapes, experts are chosen evenly
-  const bool routes = ModelConfig::is_named(given.model) &&
-                      ModelConfig::read(given.model).llama.num_experts > 0;
+  const bool routes =
+      (given.planned != nullptr || ModelConfig::is_named(given.model)) &&
+      model_config(given).llama.num_experts > 0;
   if (!trained.has_predictable_time || (routes && given.backend != "sim"))
     report.time.simulated_step_s = kNotPredicted;
   compare_with_reference(

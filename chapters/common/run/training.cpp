@@ -257,7 +257,9 @@ TrainingLog train(const Options& options, Optimizer& optimizer, bool is_main,
 }
 
 ModelConfig model_config(const ModelOptions& options) {
-  ModelConfig config = ModelConfig::read(options.model);
+  ModelConfig config = options.planned != nullptr
+                           ? *options.planned
+                           : ModelConfig::read(options.model);
   config.dropout = options.dropout;
   SB_CHECK(config.type == "gpt2" || options.dropout == 0, "--dropout ",
            options.dropout, ": ", options.model,

@@ -21,22 +21,22 @@ class Forward {
 
   static std::int64_t scratch_size(const AttentionArgs& args) {
     const Sizes<S> sizes(args);
-    return sizes.padded_keys * sizes.dim + sizes.padded_dim * sizes.keys +
-           kQueryBlock * (kScoreLd + 2 * sizes.padded_dim);
+    return sizes.padded_keys * sizes.dim + sizes.padded_values * sizes.keys +
+           kQueryBlock * (kScoreLd + sizes.padded_dim + sizes.padded_values);
   }
 
   Forward(const AttentionArgs& args, const Dropout& dropout, S* scratch)
       : args_(args), dropout_(dropout), sizes_(args) {
     keys_ = scratch;
     values_ = keys_ + sizes_.padded_keys * sizes_.dim;
-    queries_ = values_ + sizes_.padded_dim * sizes_.keys;
+    queries_ = values_ + sizes_.padded_values * sizes_.keys;
     scores_ = queries_ + kQueryBlock * sizes_.padded_dim;
     sums_ = scores_ + kQueryBlock * kScoreLd;
   }
 
   void load_keys(const HeadRows<const T>& k, const HeadRows<const T>& v) {
     pack_across(k, sizes_.keys, sizes_.dim, keys_);
-    pack_along(v, sizes_.keys, sizes_.dim, values_);
+    pack_along(v, sizes_.keys, sizes_.values, values_);
   }
 
   void run(std::int64_t b, std::int64_t h, const HeadRows<const T>& q,
@@ -62,8 +62,8 @@ class Forward {
       multiply_scores(block, sizes_.dim, queries_, sizes_.padded_dim, keys_,
                       scores_);
       for (std::int64_t i = 0; i < rows; ++i) soften_row(b, h, block, i);
-      multiply_weights(block, scores_, values_, sizes_.keys, sizes_.dim, sums_,
-                       sizes_.padded_dim);
+      multiply_weights(block, scores_, values_, sizes_.keys, sizes_.values,
+                       sums_, sizes_.padded_values);
     }
   }
 
@@ -81,8 +81,8 @@ class Forward {
     if (block.from != 0 && max != old && !nothing) {
       const S fade = std::exp(old - max);
       total_[i] *= fade;
-      S* const sums = sums_ + i * sizes_.padded_dim;
-      map_range(sizes_.padded_dim, sums, sums,
+      S* const sums = sums_ + i * sizes_.padded_values;
+      map_range(sizes_.padded_values, sums, sums,
                 [fade](const Vec<S>& v) { return v * Vec<S>(fade); });
     }
     max_[i] = max;
@@ -98,19 +98,19 @@ class Forward {
                    const HeadRows<T>& out, S* logsumexp) {
     for (std::int64_t i = 0; i < rows; ++i) {
       logsumexp[first + i] = max_[i] + std::log(total_[i]);
-      const S* const sums = sums_ + i * sizes_.padded_dim;
+      const S* const sums = sums_ + i * sizes_.padded_values;
       T* const to = out[first + i];
       if (total_[i] == S(0)) {
-        std::fill(to, to + sizes_.dim, narrow<T>(S(0)));
+        std::fill(to, to + sizes_.values, narrow<T>(S(0)));
         continue;
       }
       const Vec<S> share(S(1) / total_[i]);
       std::int64_t c = 0;
-      for (; c + kLanes<S> <= sizes_.dim; c += kLanes<S>) {
+      for (; c + kLanes<S> <= sizes_.values; c += kLanes<S>) {
         store(to + c, load(sums + c) * share);
       }
-      if (c < sizes_.dim) {
-        store_part(to + c, load(sums + c) * share, sizes_.dim - c);
+      if (c < sizes_.values) {
+        store_part(to + c, load(sums + c) * share, sizes_.values - c);
       }
     }
   }

@@ -29,9 +29,11 @@ class Backward {
 
   static std::int64_t scratch_size(const AttentionArgs& args) {
     const Sizes<S> sizes(args);
-    return 2 * sizes.padded_keys * sizes.dim + sizes.padded_dim * sizes.keys +
-           2 * sizes.padded_keys * sizes.padded_dim +
-           kQueryRows * (4 * sizes.padded_dim + 2 * kScoreLd);
+    return sizes.padded_keys * (sizes.dim + sizes.values) +
+           sizes.padded_dim * sizes.keys +
+           sizes.padded_keys * (sizes.padded_dim + sizes.padded_values) +
+           kQueryRows *
+               (3 * sizes.padded_dim + sizes.padded_values + 2 * kScoreLd);
   }
 
   Backward(const AttentionArgs& args, const Dropout& dropout, S* scratch)
@@ -42,13 +44,13 @@ class Backward {
       return taken;
     };
     keys_across_ = take(sizes_.padded_keys * sizes_.dim);
-    values_across_ = take(sizes_.padded_keys * sizes_.dim);
+    values_across_ = take(sizes_.padded_keys * sizes_.values);
     keys_along_ = take(sizes_.padded_dim * sizes_.keys);
     dk_ = take(sizes_.padded_keys * sizes_.padded_dim);
-    dv_ = take(sizes_.padded_keys * sizes_.padded_dim);
+    dv_ = take(sizes_.padded_keys * sizes_.padded_values);
     queries_ = take(kQueryRows * sizes_.padded_dim);
     scaled_queries_ = take(kQueryRows * sizes_.padded_dim);
-    dout_ = take(kQueryRows * sizes_.padded_dim);
+    dout_ = take(kQueryRows * sizes_.padded_values);
     dq_ = take(kQueryRows * sizes_.padded_dim);
     weights_ = take(kQueryRows * kScoreLd);
     slopes_ = take(kQueryRows * kScoreLd);
@@ -56,11 +58,10 @@ class Backward {
 
   void load_keys(const HeadRows<const T>& k, const HeadRows<const T>& v) {
     pack_across(k, sizes_.keys, sizes_.dim, keys_across_);
-    pack_across(v, sizes_.keys, sizes_.dim, values_across_);
+    pack_across(v, sizes_.keys, sizes_.values, values_across_);
     pack_along(k, sizes_.keys, sizes_.dim, keys_along_);
-    const std::int64_t n = sizes_.padded_keys * sizes_.padded_dim;
-    std::fill(dk_, dk_ + n, S(0));
-    std::fill(dv_, dv_ + n, S(0));
+    std::fill(dk_, dk_ + sizes_.padded_keys * sizes_.padded_dim, S(0));
+    std::fill(dv_, dv_ + sizes_.padded_keys * sizes_.padded_values, S(0));
   }
 
   void run(std::int64_t b, std::int64_t h, const HeadRows<const T>& q,
@@ -73,40 +74,45 @@ class Backward {
       const HeadRows<const T> these{q[i], q.row}, those{dout[i], dout.row};
       copy_rows<T>(these, rows, sizes_.dim, S(1), queries_, ld);
       copy_rows<T>(these, rows, sizes_.dim, scale, scaled_queries_, ld);
-      copy_rows<T>(those, rows, sizes_.dim, S(1), dout_, ld);
+      copy_rows<T>(those, rows, sizes_.values, S(1), dout_,
+                   sizes_.padded_values);
       for (std::int64_t r = 0; r < rows; ++r) {
-        delta_[r] = dot_row(out[i + r], dout[i + r], sizes_.dim);
+        delta_[r] = dot_row(out[i + r], dout[i + r], sizes_.values);
         // A row without visible keys has no weights: exp(score - inf) = 0.
         const S total = logsumexp[i + r];
         shift_[r] =
             total == -std::numeric_limits<S>::infinity() ? -total : total;
       }
       const bool any = run_block(b, h, i, rows);
-      write_rows(dq_, rows, any ? scale : S(0), {dq[i], dq.row}, accumulate);
+      write_rows(dq_, ld, rows, sizes_.dim, any ? scale : S(0), {dq[i], dq.row},
+                 accumulate);
     }
   }
 
   void store_keys(const HeadRows<T>& dk, const HeadRows<T>& dv,
                   bool accumulate) {
-    write_rows(dk_, sizes_.keys, static_cast<S>(args_.scale), dk, accumulate);
-    write_rows(dv_, sizes_.keys, S(1), dv, accumulate);
+    write_rows(dk_, sizes_.padded_dim, sizes_.keys, sizes_.dim,
+               static_cast<S>(args_.scale), dk, accumulate);
+    write_rows(dv_, sizes_.padded_values, sizes_.keys, sizes_.values, S(1), dv,
+               accumulate);
   }
 
  private:
   // False when the queries see no key; then dq_ is not written.
   bool run_block(std::int64_t b, std::int64_t h, std::int64_t first,
                  std::int64_t rows) {
-    const std::int64_t ld = sizes_.padded_dim;
+    const std::int64_t ld = sizes_.padded_dim, value_ld = sizes_.padded_values;
     const std::int64_t end = visible(args_, first + rows - 1, sizes_.keys);
     for (std::int64_t from = 0; from < end; from += kKeyRows) {
       const Block block{args_, first, rows, from,
                         std::min(kKeyRows, end - from)};
       multiply_scores(block, sizes_.dim, scaled_queries_, ld, keys_across_,
                       weights_);
-      multiply_scores(block, sizes_.dim, dout_, ld, values_across_, slopes_);
+      multiply_scores(block, sizes_.values, dout_, value_ld, values_across_,
+                      slopes_);
       for (std::int64_t i = 0; i < rows; ++i) differentiate_row(b, h, block, i);
-      multiply_transposed(block, weights_, dout_, sizes_.dim, dv_ + from * ld,
-                          ld);
+      multiply_transposed(block, weights_, dout_, sizes_.values,
+                          dv_ + from * value_ld, value_ld);
       multiply_transposed(block, slopes_, queries_, sizes_.dim, dk_ + from * ld,
                           ld);
       multiply_weights(block, slopes_, keys_along_, sizes_.keys, sizes_.dim,
@@ -149,15 +155,16 @@ class Backward {
     }
   }
 
-  // to = x * scale, or += when `accumulate`.
-  void write_rows(const S* x, std::int64_t rows, S scale, const HeadRows<T>& to,
+  // to = x * scale, or += when `accumulate`; rows of x are `ld` apart.
+  void write_rows(const S* x, std::int64_t ld, std::int64_t rows,
+                  std::int64_t dim, S scale, const HeadRows<T>& to,
                   bool accumulate) {
     const Vec<S> by(scale);
     for (std::int64_t r = 0; r < rows; ++r) {
-      const S* const from = x + r * sizes_.padded_dim;
+      const S* const from = x + r * ld;
       T* const row = to[r];
-      for (std::int64_t c = 0; c < sizes_.dim; c += kLanes<S>) {
-        const std::int64_t n = std::min(kLanes<S>, sizes_.dim - c);
+      for (std::int64_t c = 0; c < dim; c += kLanes<S>) {
+        const std::int64_t n = std::min(kLanes<S>, dim - c);
         Vec<S> v = load(from + c) * by;
         if (accumulate) v = load_up_to(row + c, n) + v;
         store_up_to(row + c, v, n);

@@ -17,9 +17,13 @@ struct Sizes {
   explicit Sizes(const AttentionArgs& args)
       : dim(args.head_dim),
         padded_dim(round_up(args.head_dim, kTileCols<S>)),
+        values(args.value_width()),
+        padded_values(round_up(values, kTileCols<S>)),
         keys(args.k_rows),
         padded_keys(round_up(args.k_rows, kTileCols<S>)) {}
-  std::int64_t dim, padded_dim, keys, padded_keys;
+  // Columns of queries and keys, and of values
+  std::int64_t dim, padded_dim, values, padded_values;
+  std::int64_t keys, padded_keys;
 };
 
 // A head's rows as they lie in memory.

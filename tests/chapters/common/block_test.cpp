@@ -9,6 +9,7 @@
 
 #include "chapters/common/models/models.h"
 #include "core/context.h"
+#include "tests/chapters/common/latent_support.h"
 
 namespace shardbook {
 namespace {
@@ -59,6 +60,48 @@ TEST(BlockTable, OfALlamaKeepsSharedHeadsOnce) {
   EXPECT_EQ(
       sum(block, &BlockPart::operations, s),
       2 * (2 * a * d * h + 2 * k * d * h + 3 * h * f) + 2 * (s + 1) * a * d);
+}
+
+// Sizes: latent_support.h
+TEST(BlockTable, OfLatentAttentionCutsWhatComesOutByHeads) {
+  const double h = 48, a = 4, d = 16, v = 12, q = 20, kv = 14, r = 6, f = 64;
+  const double s = 24;
+  const BlockTable block = block_table(small_deepseek(), 0);
+  const double in = h * q + h * (kv + r);
+  const double out = q * a * d + kv * a * (d - r + v) + a * v * h;
+  for (const double t : {1, 2, 4}) {
+    EXPECT_EQ(sum(block, &BlockPart::parameters, t),
+              in + q + kv + (out + 3 * h * f) / t + 2 * h);
+    // Inputs of norms and products; x is kept once for both latent vectors
+    EXPECT_EQ(sum(block, &BlockPart::kept, t),
+              4 * h + 2 * q + 2 * kv + (2 * a * d + a * v + a * v + 3 * f) / t);
+    EXPECT_EQ(sum(block, &BlockPart::statistics, t), 4 + a / t);
+  }
+  const double products = in + out + 3 * h * f;
+  EXPECT_EQ(sum(block, &BlockPart::operations, s),
+            2 * products + (s + 1) * a * (d + v));
+  EXPECT_EQ(sum(block, &BlockPart::backward_operations, s),
+            4 * products + (s + 1) * a * (3 * d + 2 * v));
+}
+
+TEST(BlockTable, SharedExpertsSeeEveryToken) {
+  const ModelConfig config = small_deepseek();
+  const double h = 48, e = 8, f = 24, shared = 32;
+  const BlockTable dense = block_table(config, 0),
+                   block = block_table(config, 1);
+  EXPECT_TRUE(dense.shared.empty());
+  double parameters = 0, operations = 0;
+  for (const BlockPart& part : block.parts()) {
+    if (part.name.rfind("mlp.", 0) != 0) continue;
+    parameters += part.parameters();
+    operations += part.operations(1);
+  }
+  EXPECT_EQ(parameters, h * e + 3 * h * f * e + 3 * h * shared);
+  EXPECT_EQ(operations, 2 * (h * e + 3 * h * f * 3 + 3 * h * shared));
+  EXPECT_EQ(block.of_shared().down.in, shared);
+  EXPECT_EQ(static_cast<double>(num_parameters(config)),
+            2 * 256 * h + h + sum(dense, &BlockPart::parameters, 1) +
+                sum(block, &BlockPart::parameters, 1));
 }
 
 // Four ranks share two heads of keys and values: two ranks hold each.

@@ -94,7 +94,13 @@ INSTANTIATE_TEST_SUITE_P(
         R"({"model_type":"mixtral","vocab_size":32000,"hidden_size":1024,)"
         R"("intermediate_size":3584,"num_hidden_layers":4,)"
         R"("num_attention_heads":16,"num_key_value_heads":4,)"
-        R"("num_local_experts":4,"num_experts_per_tok":2})"));
+        R"("num_local_experts":4,"num_experts_per_tok":2})",
+        R"({"model_type":"deepseek_v3","vocab_size":32000,"hidden_size":512,)"
+        R"("num_hidden_layers":4,"num_attention_heads":8,"q_lora_rank":256,)"
+        R"("kv_lora_rank":128,"qk_nope_head_dim":64,"qk_rope_head_dim":32,)"
+        R"("v_head_dim":64,"intermediate_size":2304,"n_routed_experts":4,)"
+        R"("num_experts_per_tok":2,"moe_intermediate_size":256,)"
+        R"("n_shared_experts":2,"first_k_dense_replace":1})"));
 
 TEST(PlannerLlama, RefusesWhatTheHybridChapterRefuses) {
   PlanRequest request = request_of("llama-3.1-8b", "dgx-a100", 16, 32, 2048);
@@ -104,9 +110,10 @@ TEST(PlannerLlama, RefusesWhatTheHybridChapterRefuses) {
   expect_text(result.illegal["--tp"].example,
               {"--tp 16: 8 heads of keys do not divide by it", "give 8"});
   request.model =
-      R"({"model_type":"qwen3_moe","hidden_size":64,"mlp_only_layers":[0]})";
+      R"({"model_type":"qwen3_moe","hidden_size":64,"mlp_only_layers":[1]})";
+  read_model(request, sim::Cluster::read("dgx-a100"));
   expect_error([&] { search(request); },
-               {"has blocks with experts and blocks without"});
+               {"has blocks without experts behind blocks with experts"});
   request.model = "mixtral-8x7b";
   read_model(request, sim::Cluster::read("dgx-a100"));
   request.limits.tp = 1;

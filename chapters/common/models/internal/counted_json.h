@@ -38,5 +38,7 @@ CountedSizes counted_sizes(const nlohmann::json& object,
 
 /// Its parts. Equal layers share their rows.
 std::vector<CountedPart> counted_rows(const CountedSizes& sizes);
+/// A model of the block's table (block.h) with these sizes, as far as it has them.
+ModelConfig nearest_config(const CountedSizes& sizes, const std::string& type);
 
 }  // namespace shardbook

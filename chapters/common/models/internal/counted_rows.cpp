@@ -6,6 +6,12 @@
 namespace shardbook {
 namespace {
 
+std::vector<BlockPart> latent_of(const CountedSizes& file) {
+  return latent_parts({file["hidden"], file["heads"], file["q_rank"],
+                       file["kv_rank"], file["rope"], file["nope"],
+                       file["value"], file["bias"] != 0});
+}
+
 /// The rows of a model.
 class Rows {
  public:
@@ -71,7 +77,10 @@ class Rows {
     const std::int64_t kv = file_[is_full ? "full_kv" : "kv"];
     const std::int64_t own = layer.shares_keys ? 0 : kv;
     if (rank > 0) {
-      latent();
+      for (const BlockPart& part : latent_of(file_)) {
+        if (part.kind == PartKind::kAttention) break;  // which may see fewer
+        add(part.is_norm() ? "norm" : "attention", part);
+      }
     } else {
       const bool one_for_both = is_full && file_["k_is_v"] != 0;
       product("attention", h, (a + own) * d + (one_for_both ? 0 : own * value),
@@ -108,20 +117,6 @@ class Rows {
   }
 
  private:
-  /// Queries, keys and values of latent attention.
-  void latent() {
-    const std::int64_t h = file_["hidden"], a = file_["heads"];
-    const std::int64_t rank = file_["kv_rank"], q_rank = file_["q_rank"];
-    const std::int64_t q = a * file_["head"];
-    if (q_rank > 0) {
-      product("attention", h, q_rank, "bias");
-      norm("norm", q_rank, false);
-    }
-    product("attention", q_rank > 0 ? q_rank : h, q);
-    product("attention", h, rank + file_["rope"], "bias");
-    norm("norm", rank, false);
-    product("attention", rank, a * (file_["nope"] + file_["value"]));
-  }
   /// Scores all tokens, by one key for all heads of queries, whose scores a
   /// product of the token weights. No gradient passes.
   void indexer() {
@@ -202,6 +197,40 @@ std::vector<CountedPart> counted_rows(const CountedSizes& sizes) {
   rows.product("head", width, sizes["vocab"], "head_bias").is_tied =
       sizes["tied"] != 0;
   return rows.take();
+}
+
+ModelConfig nearest_config(const CountedSizes& sizes, const std::string& type) {
+  ModelConfig config;
+  config.type = type;
+  config.is_planned = true;
+  config.vocab_size = sizes["vocab"];
+  config.n_positions = sizes["positions"];
+  config.n_embd = sizes["hidden"];
+  config.n_layer = static_cast<std::int64_t>(sizes.layers.size());
+  config.n_head = sizes["heads"];
+  LlamaConfig& llama = config.llama;
+  llama.kv_heads = sizes["kv"];
+  llama.head_dim = sizes["head"];
+  llama.kv_rank = sizes["kv_rank"];
+  if (llama.is_latent()) {
+    llama.q_rank = sizes["q_rank"];
+    llama.rope_dim = sizes["rope"];
+    llama.value_dim = sizes["value"];
+  }
+  llama.intermediate_size = sizes["mlp"];
+  llama.tied = sizes["tied"] != 0;
+  llama.qkv_bias = sizes[llama.is_latent() ? "bias" : "q_bias"] != 0;
+  llama.o_bias = sizes["o_bias"] != 0;
+  llama.mlp_bias = sizes["mlp_bias"] != 0;
+  llama.qk_norm = sizes["qk_norm"] != 0;
+  llama.num_experts = sizes["experts"];
+  llama.experts_per_token = sizes["chosen"];
+  llama.moe_intermediate_size = sizes["expert"];
+  llama.shared_intermediate_size = sizes["shared"];
+  for (const CountedLayer& layer : sizes.layers) {
+    llama.has_experts.push_back(layer.has_experts);
+  }
+  return config;
 }
 
 }  // namespace shardbook
