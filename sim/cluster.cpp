@@ -84,7 +84,6 @@ Cluster read_source(const Source& source, bool files_allowed,
   cluster.host_link.name = "pcie";
   internal::Chain chain(files_allowed);
   internal::read_cluster(source, chain, cluster);
-  if (cluster.name.empty()) cluster.name = source.label;
   if (!software.empty()) {
     cluster.software = Software();
     internal::read_software(

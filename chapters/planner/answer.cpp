@@ -21,7 +21,7 @@ namespace {
 struct Asked {
   PlanRequest request;
   SearchOptions search;
-  std::string cluster = "dgx-a100", format = "text", config;
+  std::string format = "text", config;
   int nodes = 0;
   std::int64_t memory_bytes = 0;
   bool confirms = false, is_by_strategy = false, explains = false;
@@ -33,8 +33,9 @@ void add_options(CommandLine& line, Asked& asked) {
   line.add("--model", &of.model,
            "gpt-13b, llama-3.1-8b, or any decoder's config.json; alone, it is "
            "counted");
-  line.add("--cluster", &asked.cluster, "a preset or FILE.json");
-  add_software(line, asked.cluster);
+  of.cluster = "dgx-a100";
+  line.add("--cluster", &of.cluster, "a preset or FILE.json");
+  add_software(line, of.cluster);
   line.add("--nodes", &asked.nodes, "how many of its nodes", 1);
   line.add("--world-size", &of.world_size, "or how many of its devices", 1);
   line.add("--batch", &of.batch, "samples per step, over all ranks", 1);
@@ -91,19 +92,19 @@ std::int64_t most_tokens(const std::string& model) {
 
 void read_request(Asked& asked) {
   PlanRequest& of = asked.request;
-  const sim::Cluster cluster = read_cluster(asked.cluster);
+  const sim::Cluster cluster = read_cluster(of.cluster);
   of.memory_bytes = static_cast<double>(asked.memory_bytes);
   const int per_node = cluster.devices_per_node;
   SB_CHECK(asked.nodes == 0 || of.world_size == 0 ||
                asked.nodes * per_node == of.world_size,
            "--nodes ", asked.nodes, ", --world-size ", of.world_size, ": ",
-           asked.cluster, " has ", how_many(per_node, "device"),
+           of.cluster, " has ", how_many(per_node, "device"),
            " in a node; give one of the two");
   SB_CHECK(asked.nodes <= cluster.num_nodes, "--nodes ", asked.nodes, ": ",
-           asked.cluster, " has ", cluster.num_nodes, "; give 1 to ",
+           of.cluster, " has ", cluster.num_nodes, "; give 1 to ",
            cluster.num_nodes);
   if (asked.nodes > 0) of.world_size = asked.nodes * per_node;
-  SB_CHECK(of.world_size > 0, "--nodes: give the nodes of ", asked.cluster,
+  SB_CHECK(of.world_size > 0, "--nodes: give the nodes of ", of.cluster,
            " to plan for, or --world-size, its devices");
   SB_CHECK(of.batch > 0, "--batch: give the samples of a step, such as ",
            8 * of.world_size);

@@ -23,8 +23,10 @@ Recompute recompute_of(const std::string& name) {
   return Recompute::kNothing;
 }
 
-/// Equal models are one object, which runs on shapes are remembered by.
+/// Equal models are one object, which runs on shapes are remembered by. The text
+/// of one that does not train has not all of it.
 std::shared_ptr<const ModelConfig> known_model(const ModelConfig& config) {
+  if (config.is_planned) return std::make_shared<const ModelConfig>(config);
   static std::map<std::string, std::shared_ptr<const ModelConfig>> known;
   auto& model = known[config.to_json()];
   if (model == nullptr) model = std::make_shared<const ModelConfig>(config);
@@ -78,7 +80,7 @@ Options options_of(const PlanRequest& request) {
   options.batch = request.batch;
   options.seq = request.seq();
   options.dropout = request.base.layout.dropout;
-  options.cluster = request.base.cluster.name;
+  options.cluster = request.cluster_source();
   return options;
 }
 

@@ -47,6 +47,8 @@ struct PlanRequest {
   /// cluster, the model's other sizes, and the behaviour of the system that
   /// trains it. Degrees and micro-batches are the plan's.
   HybridJob base;
+  /// Commands and --confirm read the cluster from here; empty: its name.
+  std::string cluster;
   int world_size = 0;
   std::int64_t batch = 0;
   /// Memory of a device; 0: the cluster's.
@@ -60,6 +62,9 @@ struct PlanRequest {
   std::int64_t seq() const { return base.sizes.seq; }
   DType dtype() const { return base.layout.dtype; }
   double capacity() const;
+  const std::string& cluster_source() const {
+    return cluster.empty() ? base.cluster.name : cluster;
+  }
 };
 
 /// Sets `base`: the sizes of `model`, or of its stand-in, trained by this book's

@@ -340,7 +340,7 @@ std::string command_of(const PlanRequest& request, const Plan& plan,
     add(plan.offloads ? "--recompute" : "--recompute " + plan.recompute);
   }
   add(simulates
-          ? "--backend sim --no-check --cluster " + request.base.cluster.name
+          ? "--backend sim --no-check --cluster " + request.cluster_source()
           : "--backend nccl --device cuda");
   return text;
 }

@@ -110,22 +110,31 @@ class Search {
     settle(each, each.least_s, bytes, Point::kDoesNotFit);
   }
 
-  /// Settles the plan, or finds a closer bound for it and returns false.
+  void pass_over(const Candidate& each) {
+    result_.slower_bound.count += 1;
+    settle(each, each.least_s, each.least_bytes, Point::kBound);
+  }
+
+  /// Of the stages, run on shapes.
+  static void come_closer(Candidate& each, const HybridJob& job) {
+    const bool is_first = each.bound == Candidate::kOperations;
+    each.least_s = std::max(each.least_s, least_stage_seconds(job, is_first));
+    each.bound = is_first ? Candidate::kBlocks : Candidate::kLayers;
+  }
+
+  /// Whether the plan is settled, and has not only got a closer bound.
   bool consider(Candidate& each) {
     const double limit = limit_s();
-    if (each.least_s >= limit) {
-      result_.slower_bound.count += 1;
-      settle(each, each.least_s, each.least_bytes, Point::kBound);
-      return true;
-    }
     const HybridJob job = job_of(request_, each.plan);
-    if (setup_.prunes && each.bound != Candidate::kLayers) {
-      const bool is_first = each.bound == Candidate::kOperations;
-      each.least_s = std::max(each.least_s, least_stage_seconds(job, is_first));
-      each.bound = is_first ? Candidate::kBlocks : Candidate::kLayers;
+    // Stop at a bound: behind the first that is as slow, all are
+    if (each.least_s >= limit) {
+      pass_over(each);
+    } else if (setup_.prunes && each.bound != Candidate::kLayers) {
+      come_closer(each, job);
       return false;
+    } else {
+      predict(each, job, limit);
     }
-    predict(each, job, limit);
     return true;
   }
 

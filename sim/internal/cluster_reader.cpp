@@ -293,6 +293,7 @@ void read_cluster(const Source& source, Chain& chain, Cluster& cluster) {
   JsonObject object(json, source.label, "");
   chain.extend("clusters", object, source,
                [&](const Source& base) { read_cluster(base, chain, cluster); });
+  cluster.name = source.label;  // not that of the file which it extends
   object.text("name", cluster.name);
   object.integer("nodes", 1, kMaxNodes, cluster.num_nodes);
   object.integer("devices_per_node", 1, kMaxDevicesPerNode,

@@ -50,6 +50,7 @@
 #include "chapters/pictures/plot.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "chapters/planner/answer.h"
+#include "chapters/planner/confirm.h"
 #include "chapters/programs/programs.h"
 #include "chapters/programs/sweep.h"
 #include "comm/device_mesh.h"
@@ -441,7 +442,7 @@ void worlds(const Options& options, const ddp::StrategyOptions& setup,
 // --- chapters/planner/answer.h
 void answer() {
   CommandLine line({"plan", "--nodes", "8", "--batch", "1024"});
-  std::fputs(planner::answer(line).text.c_str(), stdout);
+  std::fputs(planner::answer(line, planner::confirm).text.c_str(), stdout);
 }
 
 }  // namespace shardbook::examples

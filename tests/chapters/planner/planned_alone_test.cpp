@@ -215,7 +215,7 @@ TEST(PlannedAlone, ThePlanSaysThatNothingTrainsIt) {
       "16",   "--seq",   "1024", "--tp",         "2", "--pp",
       "2",    "--ep",    "2",    "--explain"};
   CommandLine line(words);
-  const std::string text = answer(line).text;
+  const std::string text = answer(line, confirm).text;
   expect_text(text, {"the book does not train a deepseek_v3",
                      "it is planned with all its parts", "EP 2, SP",
                      "parameters of experts"});

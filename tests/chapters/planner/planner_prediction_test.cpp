@@ -2,13 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "chapters/common/models/models.h"
+#include "chapters/planner/answer.h"
 #include "chapters/planner/confirm.h"
 #include "tests/chapters/planner/planner_support.h"
+#include "tests/support/temp_folder.h"
 
 namespace shardbook::planner {
 namespace {
@@ -102,7 +106,6 @@ TEST(PlannerPrediction, ManyBlocksShowTheirHost) {
   EXPECT_NEAR(made.first_backward_s / whole.first_backward_s, 1, 0.02);
 }
 
-// A replay of few micro-batches extrapolates to many.
 // Rings of which only some hops leave the node: the planner runs one rank, whose
 // hop does, and the chapter all.
 TEST(PlannerPrediction, RingsKeepThePaceOfTheHopThatLeavesTheNode) {
@@ -119,6 +122,23 @@ TEST(PlannerPrediction, RingsKeepThePaceOfTheHopThatLeavesTheNode) {
   }
 }
 
+TEST(PlannerPrediction, AClusterFileIsConfirmedOnItself) {
+  const TempFolder folder;
+  const std::string file = folder / "slow.json";
+  std::ofstream(file) << R"({"extends": "dgx-h100",
+      "device": {"extends": "h100-80gb", "sustained": 0.3}})";
+  CommandLine line({"plan", "--model", "gpt-1.3b", "--cluster", file, "--nodes",
+                    "1", "--batch", "64", "--tp", "8", "--confirm", "--format",
+                    "json"});
+  const auto plan = nlohmann::json::parse(answer(line, confirm).text);
+  const nlohmann::json& best = plan.at("best").at(0);
+  EXPECT_EQ(plan.at("cluster"), file);
+  EXPECT_NEAR(best.at("confirmed").at("step_s").get<double>() /
+                  best.at("step_s").get<double>(),
+              1, 0.02);
+}
+
+// A replay of few micro-batches extrapolates to many.
 TEST(PlannerPrediction, LongPipelinesRepeat) {
   PlanRequest request = gpt_1_3b(16);
   for (const std::string schedule : {"1f1b", "interleaved", "zb-h1"}) {
