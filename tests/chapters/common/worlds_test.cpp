@@ -124,6 +124,7 @@ TEST_P(Worlds, ZeroAndFsdpCountOnThreadsWhatSimCharges) {
 // One step of a thousand devices may take minutes.
 TEST(WorldsDeathTest, ASignalIsNoticedInsideASimulatedStep) {
   const auto run = [] {
+    setenv("GOMP_SPINCOUNT", "10000", 0);  // else the program starts once more
     Options options;
     options.world_size = 2;
     options.backend = "sim";
