@@ -134,8 +134,8 @@ void check_llama(const Options& options, const HybridOptions& setup,
            " hidden units of a shared expert do not divide by it; give ",
            divisor_below(shared, setup.tp));
   SB_CHECK(!config.llama.is_latent() || setup.cp == 1, "--cp ", setup.cp,
-           ": values of latent attention are narrower than its keys, and no "
-           "ring here carries them; give 1");
+           ": values of latent attention have a width of their own, and no ring "
+           "here carries them; give 1");
   SB_CHECK(!setup.has_experts(), "--num-experts ", setup.experts,
            ": takes the place of a GPT's MLPs; give 1, or a GPT");
   if (!setup.has_own_experts) return;

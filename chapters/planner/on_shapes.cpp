@@ -8,6 +8,21 @@
 
 namespace shardbook::planner {
 
+bool DecoderSizes::has_own_experts() const {
+  return model != nullptr && model->llama.num_experts > 0;
+}
+
+std::int64_t DecoderSizes::chosen_experts() const {
+  return has_own_experts() ? model->llama.experts_per_token : experts_per_token;
+}
+
+std::int64_t DecoderSizes::dense_blocks() const {
+  std::int64_t dense = 0;
+  if (!has_own_experts()) return dense;
+  while (dense < model->n_layer && !model->llama.has_experts_in(dense)) ++dense;
+  return dense;
+}
+
 void on_shapes(const sim::Cluster& cluster, int ranks,
                const FoldClass& fold_class,
                const std::function<void(ProcessGroup& world)>& body) {

@@ -366,9 +366,7 @@ sim::Cluster with_expert_traffic(sim::Cluster cluster,
                                  const StageLayout& layout) {
   const int nodes = layout.ep / cluster.devices_per_node;
   if (!layout.sends_once_per_node || nodes <= 1) return cluster;
-  const auto k = static_cast<double>(sizes.has_own_experts()
-                                         ? sizes.model->llama.experts_per_token
-                                         : sizes.experts_per_token);
+  const auto k = static_cast<double>(sizes.chosen_experts());
   const double other = 1.0 / nodes;  // chance of an expert on a given node
   const double copies = k * other, once = 1 - std::pow(1 - other, k);
   cluster.network.bytes_per_s *= copies / once;
@@ -376,17 +374,6 @@ sim::Cluster with_expert_traffic(sim::Cluster cluster,
 }
 
 }  // namespace
-
-bool DecoderSizes::has_own_experts() const {
-  return model != nullptr && model->llama.num_experts > 0;
-}
-
-std::int64_t DecoderSizes::dense_blocks() const {
-  std::int64_t dense = 0;
-  if (!has_own_experts()) return dense;
-  while (dense < model->n_layer && !model->llama.has_experts_in(dense)) ++dense;
-  return dense;
-}
 
 StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                    const StageLayout& layout, const StageParts& parts) {
@@ -440,7 +427,16 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
               });
     return slowest;
   };
-  for (const FoldClass& ranks : ranks_that_run(cluster, topology)) {
+  std::vector<FoldClass> classes = ranks_that_run(cluster, topology);
+  const std::int64_t choices = layout.micro_batch * sizes.seq /
+                               parts_of_sequence * sizes.chosen_experts();
+  if (layout.ep > 1 && choices % experts != 0) {
+    // The last has fewer rows than the first, and may take longer: products are
+    // the fastest where rows are a multiple of 8
+    const int last = topology.world_size() - layout.tp;
+    classes.push_back([last](int) { return last; });
+  }
+  for (const FoldClass& ranks : classes) {
     StageRun own = slowest_of(ranks);
     if (seconds(own) <= seconds(run)) continue;
     // Those before send more over the network

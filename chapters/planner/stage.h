@@ -56,6 +56,7 @@ struct DecoderSizes {
   }
   /// The model's config has experts.
   bool has_own_experts() const;
+  std::int64_t chosen_experts() const;  ///< per token
   /// Of such a model, the first blocks, which have none.
   std::int64_t dense_blocks() const;
   std::int64_t mlp_width() const { return mlp > 0 ? mlp : 4 * hidden; }

@@ -80,8 +80,10 @@ void time_with_updates(const HybridJob& job, const sim::CostModel& costs,
     step.gradients_s = each.sums - time.early[rank];
     step.optimizer_s = squares;
   }
-  step.pipeline_s = time.seconds;
   step.gradients_s += tied + longest->gathers;
+  // Nothing is behind the pipeline where a rank that ends early sums last
+  step.pipeline_s = time.seconds + std::min(0.0, step.gradients_s);
+  step.gradients_s = std::max(0.0, step.gradients_s);
   step.optimizer_s += longest->update;
 }
 
@@ -164,20 +166,18 @@ HybridStep hybrid_step(const HybridJob& job, double limit_s) {
 double least_stage_seconds(const HybridJob& job, bool blocks_alone) {
   StageLayout layout = job.layout;
   layout.splits_backward = job.is_zero_bubble;
+  const std::vector<StageParts> stages = stages_of(job);
   const auto pp = static_cast<std::size_t>(job.pp);
   double most = 0;
   for (std::size_t rank = 0; rank < pp; ++rank) {
     double each = 0, added = 0;
     const sim::Cluster& cluster =
         cluster_from(job.cluster, job, static_cast<int>(rank));
-    for (std::size_t i = rank; i < job.blocks.size(); i += pp) {
-      StageParts parts = {job.blocks[i]};
-      if (!blocks_alone) {
-        parts.has_embedding = i == 0;
-        parts.has_head = i + 1 == job.blocks.size();
-        parts.is_tied = job.is_tied && job.pp == 1;
-      } else if (parts.blocks == 0) {
-        continue;
+    for (std::size_t i = rank; i < stages.size(); i += pp) {
+      StageParts parts = stages[i];
+      if (blocks_alone) {
+        if (parts.blocks == 0) continue;
+        parts.has_embedding = parts.has_head = parts.is_tied = false;
       }
       const StageRun run = composed_stage(cluster, job.sizes, layout, parts);
       each += run.forward_ahead.device_s +
@@ -196,7 +196,7 @@ double least_stage_seconds(const HybridJob& job, bool blocks_alone) {
     most =
         std::max(most, static_cast<double>(job.micro_batches) * each - added);
     // Others are as long, or have a block less, up to the last
-    if (rank > 0 && rank + 2 < pp && job.blocks[rank] == job.blocks[rank - 1]) {
+    if (rank > 0 && rank + 2 < pp && stages[rank] == stages[rank - 1]) {
       rank = pp - 2;
     }
   }

@@ -33,6 +33,8 @@ double own_share(const HybridJob& job, const StageRun& run) {
   return share;
 }
 
+}  // namespace
+
 std::vector<StageParts> stages_of(const HybridJob& job) {
   const std::int64_t stages = std::int64_t{job.pp} * job.chunks;
   std::vector<std::int64_t> blocks = job.blocks;
@@ -58,8 +60,6 @@ std::vector<StageParts> stages_of(const HybridJob& job) {
   parts.front().is_tied = job.pp == 1 && job.is_tied;
   return parts;
 }
-
-}  // namespace
 
 std::vector<std::int64_t> balanced_blocks(std::int64_t layers, int stages) {
   std::int64_t each = layers / stages, more = layers % stages;

@@ -65,6 +65,7 @@ const sim::Cluster& cluster_from(const sim::Cluster& cluster,
                                  const HybridJob& job, int pp_rank);
 
 /// All stages in order, including those of all chunks.
+std::vector<StageParts> stages_of(const HybridJob& job);
 std::vector<StageRun> runs_of(const HybridJob& job);
 /// Totals of each pipeline rank over its chunks: times, bytes sent and
 /// parameters are sums, a tied table counts once, and the update is of the

@@ -172,6 +172,16 @@ TEST(Attention, PackedGroupsEqualSharedKeysThatAreRepeated) {
 // Latent attention: heads of values are narrower than those of queries, or wider.
 // Zero columns on the narrower side change nothing.
 TEST(Attention, ValuesMayHaveAWidthOfTheirOwn) {
+  if (RankContext::current().device.is_cuda()) {
+    AttentionOptions own = attention_of(2);
+    own.value_dim = 8;
+    expect_error(
+        [&] {
+          attention(Tensor::zeros({1, 2, 2 * (4 + 4 + 8)}), own);
+        },
+        {"attention: values of 8 columns and queries of 4 on a GPU"});
+    return;
+  }
   const std::pair<DType, double> dtypes[] = {
       {DType::kF64, 1e-12}, {DType::kF32, 1e-4}, {DType::kBF16, 0.1}};
   constexpr std::int64_t kBatch = 2, kRows = 300;  // two blocks of keys

@@ -23,7 +23,8 @@ struct ModelConfig;
 struct LlamaConfig {
   /// Heads of keys and values; they divide the query heads.
   std::int64_t kv_heads = 1;
-  /// Width of a head of queries. Query heads times this may differ from the hidden size.
+  /// Width of a head of queries. Query heads times this may differ from the hidden
+  /// size.
   std::int64_t head_dim = 16;
   /// Width of a dense MLP, and of Mixtral's experts.
   std::int64_t intermediate_size = 64;

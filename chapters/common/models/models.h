@@ -218,8 +218,8 @@ class GptMlp : public ModuleOf<GptMlp> {
   BlockTable block_;
 };
 
-/// x + attn(ln_1(x)), then x + mlp(ln_2(x)), and what a shared expert adds. With `recompute`, only the block's
-/// input is kept for backward.
+/// x + attn(ln_1(x)), then x + mlp(ln_2(x)), and what a shared expert adds. With
+/// `recompute`, only the block's input is kept for backward.
 class GptBlock : public ModuleOf<GptBlock> {
  public:
   GptBlock(const std::string& name, const ModelConfig& config,

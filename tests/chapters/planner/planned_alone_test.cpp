@@ -257,5 +257,38 @@ TEST(PlannedAlone, RefusalsNameWhatIsNotPlanned) {
   expect_error([] { ModelConfig::read(kSmall); }, {"deepseek_v3"});
 }
 
+// Dense blocks take less time than those with experts, also in a bound.
+TEST(PlannedAlone, BoundsCountDenseBlocks) {
+  const std::string text =
+      R"({"model_type":"deepseek_v3","vocab_size":4096,"hidden_size":2048,)"
+      R"("num_hidden_layers":4,"num_attention_heads":16,)"
+      R"("num_key_value_heads":16,"intermediate_size":1024,)"
+      R"("kv_lora_rank":256,"q_lora_rank":512,"qk_nope_head_dim":64,)"
+      R"("qk_rope_head_dim":32,"v_head_dim":64,"n_routed_experts":16,)"
+      R"("num_experts_per_tok":4,"moe_intermediate_size":1024,)"
+      R"("n_shared_experts":1,"first_k_dense_replace":3,)"
+      R"("max_position_embeddings":4096})";
+  const PlanRequest request = request_of(text, "dgx-h100", 2, 8, 1024);
+  SearchOptions all;
+  all.prunes = false;
+  const PlanResult pruned = search(request), found = search(request, all);
+  ASSERT_EQ(pruned.best.size(), found.best.size());
+  for (std::size_t i = 0; i < found.best.size(); ++i) {
+    EXPECT_EQ(pruned.best[i].step.seconds, found.best[i].step.seconds);
+  }
+  EXPECT_LT(pruned.num_predicted, found.num_predicted);
+}
+
+// Without blocks that have experts, none need ranks of their own.
+TEST(PlannedAlone, DenseBlocksAloneHaveNoExperts) {
+  nlohmann::json file = nlohmann::json::parse(kSmall);
+  file["first_k_dense_replace"] = file.at("num_hidden_layers");
+  const StandIn stand_in = stand_in_of(file.dump(), 2048);
+  ASSERT_NE(stand_in.config, nullptr);
+  EXPECT_EQ(stand_in.config->llama.num_experts, 0);
+  EXPECT_EQ(CountedModel::of(*stand_in.config).parts(),
+            CountedModel::read(file.dump()).parts());
+}
+
 }  // namespace
 }  // namespace shardbook::planner

@@ -122,6 +122,36 @@ TEST(PlannerPrediction, RingsKeepThePaceOfTheHopThatLeavesTheNode) {
   }
 }
 
+// 128 experts share 6,000 choices: ranks have other numbers of rows, and products of
+// rows that are no multiple of 8 take longer.
+TEST(PlannerPrediction, TheSlowestRankOfUnevenExpertsCounts) {
+  ModelConfig config = ModelConfig::read("qwen3-30b-a3b");
+  config.n_layer = 4;
+  config.llama.has_experts.resize(4);
+  const PlanRequest request =
+      request_of(config.to_json(), "dgx-h100", 8, 64, 3000);
+  for (const int ep : {2, 8}) {
+    Plan plan = plan_of(request, 1, 1, 1, 1);
+    plan.setup.ep = ep;
+    plan.setup.has_own_experts = true;
+    Prediction each = predict_plan(request, plan);
+    confirm(request, each);
+    EXPECT_NEAR(each.step.seconds / each.confirmed_s, 1, 0.02) << ep;
+    EXPECT_NEAR(each.memory.total() / each.confirmed_bytes, 1, 0.01) << ep;
+  }
+}
+
+// A last stage that ends before the first has its sums in the pipeline's time.
+TEST(PlannerPrediction, NoPartOfAStepIsNegative) {
+  const PlanRequest request = request_of("gpt-nano", "dgx-a100", 2, 4, 128);
+  const Prediction each = predict_plan(request, plan_of(request, 1, 2, 1, 0));
+  EXPECT_GE(each.step.gradients_s, 0);
+  EXPECT_GE(each.step.optimizer_s, 0);
+  EXPECT_NEAR(
+      each.step.pipeline_s + each.step.gradients_s + each.step.optimizer_s,
+      each.step.seconds, 1e-12);
+}
+
 TEST(PlannerPrediction, AClusterFileIsConfirmedOnItself) {
   const TempFolder folder;
   const std::string file = folder / "slow.json";

@@ -227,9 +227,12 @@ ModelConfig nearest_config(const CountedSizes& sizes, const std::string& type) {
   llama.experts_per_token = sizes["chosen"];
   llama.moe_intermediate_size = sizes["expert"];
   llama.shared_intermediate_size = sizes["shared"];
+  bool has_experts = false;
   for (const CountedLayer& layer : sizes.layers) {
     llama.has_experts.push_back(layer.has_experts);
+    has_experts = has_experts || layer.has_experts;
   }
+  if (!has_experts) llama.num_experts = llama.shared_intermediate_size = 0;
   return config;
 }
 
