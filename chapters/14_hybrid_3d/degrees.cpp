@@ -133,9 +133,10 @@ void check_llama(const Options& options, const HybridOptions& setup,
   SB_CHECK(shared % setup.tp == 0, "--tp ", setup.tp, ": ", shared,
            " hidden units of a shared expert do not divide by it; give ",
            divisor_below(shared, setup.tp));
-  SB_CHECK(!config.llama.is_latent() || setup.cp == 1, "--cp ", setup.cp,
-           ": values of latent attention have a width of their own, and no ring "
-           "here carries them; give 1");
+  SB_CHECK(
+      !config.llama.is_latent() || setup.cp == 1, "--cp ", setup.cp,
+      ": values of latent attention have a width of their own, and no ring "
+      "here carries them; give 1");
   SB_CHECK(!setup.has_experts(), "--num-experts ", setup.experts,
            ": takes the place of a GPT's MLPs; give 1, or a GPT");
   if (!setup.has_own_experts) return;
