@@ -311,6 +311,14 @@ plans("pipeline_time.cpp", "rings / all", "0 * rings / all", "RandomPlans.*")
 plans("rank_update.cpp", "sums_apart_(job.layout.ep > 1 || job.layout.tp > 1)",
       "sums_apart_(true)", "RandomPlans.*")
 plans("rank_update.cpp", ": kernel(\"copy\", 2 * bytes)", ": 0.0", "RandomPlans.*")
+plans("stage.cpp", "choices % experts != 0", "choices % experts < 0",
+      "PlannerPrediction.TheSlowest*")
+plans("step.cpp", "StageParts parts = stages[i];",
+      "StageParts parts = {stages[i].blocks};", "PlannedAlone.BoundsCount*")
+plans("step.cpp", "step.gradients_s = std::max(0.0, step.gradients_s);", "",
+      "PlannerPrediction.NoPart*")
+plans("plan.cpp", "request.cluster_source();", "request.base.cluster.name;",
+      "PlannerPrediction.AClusterFile*")
 plans("step_parts.cpp", "if (place == 0) return cluster;", "return cluster;",
       "RandomPlans.*")
 plans("zero_run.cpp", "times * (of_more - of_few)", "(of_more - of_few)",
