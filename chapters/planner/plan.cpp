@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <tuple>
+#include <utility>
 
 #include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
@@ -23,12 +25,20 @@ Recompute recompute_of(const std::string& name) {
   return Recompute::kNothing;
 }
 
-/// Equal models are one object, which runs on shapes are remembered by. The text
-/// of one that does not train has not all of it.
+/// Equal models are one object, which runs on shapes are remembered by. One that
+/// does not train has no text, and nothing but these sizes.
 std::shared_ptr<const ModelConfig> known_model(const ModelConfig& config) {
-  if (config.is_planned) return std::make_shared<const ModelConfig>(config);
-  static std::map<std::string, std::shared_ptr<const ModelConfig>> known;
-  auto& model = known[config.to_json()];
+  const LlamaConfig& llama = config.llama;
+  auto key = std::make_tuple(
+      config.is_planned ? config.type : config.to_json(), config.vocab_size,
+      config.n_positions, config.n_embd, config.n_layer, config.n_head,
+      llama.kv_heads, llama.head_dim, llama.kv_rank, llama.q_rank,
+      llama.rope_dim, llama.value_dim, llama.intermediate_size, llama.tied,
+      llama.qkv_bias, llama.o_bias, llama.mlp_bias, llama.qk_norm,
+      llama.num_experts, llama.experts_per_token, llama.moe_intermediate_size,
+      llama.shared_intermediate_size, llama.has_experts);
+  static std::map<decltype(key), std::shared_ptr<const ModelConfig>> known;
+  auto& model = known[std::move(key)];
   if (model == nullptr) model = std::make_shared<const ModelConfig>(config);
   return model;
 }

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -277,6 +279,23 @@ TEST(PlannedAlone, BoundsCountDenseBlocks) {
     EXPECT_EQ(pruned.best[i].step.seconds, found.best[i].step.seconds);
   }
   EXPECT_LT(pruned.num_predicted, found.num_predicted);
+}
+
+// Runs on shapes are remembered by the model's object.
+TEST(PlannedAlone, EqualModelsAreOneObject) {
+  const auto model_of = [](const std::string& text) {
+    return request_of(text, "dgx-h100", 8, 64, 2048).base.sizes.model;
+  };
+  std::set<std::shared_ptr<const ModelConfig>> different;
+  nlohmann::json file = nlohmann::json::parse(kSmall);
+  for (const std::string key :
+       {"", "vocab_size", "hidden_size", "kv_lora_rank", "qk_rope_head_dim",
+        "v_head_dim", "moe_intermediate_size", "n_shared_experts",
+        "first_k_dense_replace"}) {
+    if (!key.empty()) file[key] = 2 * file.at(key).get<int>();
+    EXPECT_EQ(model_of(file.dump()), model_of(file.dump()));
+    EXPECT_TRUE(different.insert(model_of(file.dump())).second) << key;
+  }
 }
 
 // Without blocks that have experts, none need ranks of their own.
