@@ -251,7 +251,7 @@ double least_activations(const HybridJob& job) {
   } else {
     const auto kept = [&](bool is_dense) {
       double sum = 0;
-      for (const BlockPart& part : block_of_kind(job, is_dense).parts()) {
+      for (const BlockPart& part : block_of_kind(job, is_dense)) {
         sum += job.layout.cuts_tokens ? part.kept() / t : part.kept(t);
       }
       return sum;
@@ -275,7 +275,7 @@ Weights weights_of(const HybridJob& job, const BlockCounts& blocks) {
   Weights weights;
   const auto add = [&](bool is_dense, double times) {
     if (times == 0) return;
-    for (const BlockPart& part : block_of_kind(job, is_dense).parts()) {
+    for (const BlockPart& part : block_of_kind(job, is_dense)) {
       if (part.kind != PartKind::kProduct) continue;
       const double each = times * static_cast<double>(part.in * part.out);
       if (part.experts > 1) {
@@ -316,7 +316,7 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
       job.layout.cp;
   // Masked attention needs half of its two products, and backward five of them
-  const BlockPart part = block_of_kind(job, false).attention;
+  const BlockPart& part = attention_of(job);
   const double backward = part.backward_operations(1) / part.operations(1);
   const double attention =
       attention_products(job) / 2 * (plan.recompute == "never" ? 1 : 2) +

@@ -187,15 +187,31 @@ std::vector<BlockCounts> blocks_of_stages(const HybridJob& job) {
   return counts;
 }
 
-BlockTable block_of_kind(const HybridJob& job, bool is_dense) {
-  if (job.sizes.model == nullptr) return block_table(decoder_of(job.sizes, 1));
-  const ModelConfig& model = *job.sizes.model;
-  return block_table(model, is_dense ? 0 : model.n_layer - 1);
+const std::vector<BlockPart>& block_of_kind(const HybridJob& job,
+                                            bool is_dense) {
+  auto key = std::make_tuple(job.sizes.key(), is_dense);
+  static std::map<decltype(key), std::vector<BlockPart>> known;
+  const auto [found, is_new] = known.try_emplace(std::move(key));
+  if (is_new) {
+    const auto& model = job.sizes.model;
+    found->second =
+        model == nullptr
+            ? block_table(decoder_of(job.sizes, 1)).parts()
+            : block_table(*model, is_dense ? 0 : model->n_layer - 1).parts();
+  }
+  return found->second;
 }
 
-double products_of(const BlockTable& block) {
+const BlockPart& attention_of(const HybridJob& job) {
+  const std::vector<BlockPart>& block = block_of_kind(job, false);
+  return *std::find_if(block.begin(), block.end(), [](const BlockPart& each) {
+    return each.kind == PartKind::kAttention;
+  });
+}
+
+double products_of(const std::vector<BlockPart>& block) {
   double products = 0;
-  for (const BlockPart& part : block.parts()) {
+  for (const BlockPart& part : block) {
     if (part.kind == PartKind::kProduct) products += products_of(part);
   }
   return products;
@@ -373,9 +389,10 @@ std::vector<SentTerm> sent_terms(const HybridJob& job,
 namespace {
 
 /// The mean of the widths of queries and of values, over all heads.
-double attention_width(const DecoderSizes& sizes) {
+double attention_width(const HybridJob& job) {
+  const DecoderSizes& sizes = job.sizes;
   if (sizes.model != nullptr) {
-    const BlockPart attention = block_table(*sizes.model).attention;
+    const BlockPart& attention = attention_of(job);
     return static_cast<double>(attention.columns[0].width + attention.out) / 2;
   }
   return static_cast<double>(sizes.heads * sizes.head_width());
@@ -397,13 +414,13 @@ double weight_products(const HybridJob& job) {
       static_cast<double>(sizes.key_heads()) / static_cast<double>(sizes.heads);
   const double visited =
       sizes.experts > 0 ? static_cast<double>(sizes.experts_per_token) : 1;
-  return h * attention_width(sizes) * (2 + 2 * keys) +
+  return h * attention_width(job) * (2 + 2 * keys) +
          visited * h * static_cast<double>(sizes.mlp_width()) *
              (sizes.is_llama && sizes.is_gated ? 3 : 2);
 }
 
 double attention_products(const HybridJob& job) {
-  return 2 * static_cast<double>(job.sizes.seq) * attention_width(job.sizes);
+  return 2 * static_cast<double>(job.sizes.seq) * attention_width(job);
 }
 
 double model_flops(const HybridJob& job) {

@@ -112,9 +112,11 @@ struct BlockCounts {
 /// Of each stage, those of all chunks included.
 std::vector<BlockCounts> blocks_of_stages(const HybridJob& job);
 /// A block's rows; in a model of one kind, both are the same.
-BlockTable block_of_kind(const HybridJob& job, bool is_dense);
+const std::vector<BlockPart>& block_of_kind(const HybridJob& job,
+                                            bool is_dense);
+const BlockPart& attention_of(const HybridJob& job);
 /// Multiply-adds of its products for one token.
-double products_of(const BlockTable& block);
+double products_of(const std::vector<BlockPart>& block);
 
 /// Elements of one block on a rank of tp.
 double block_elements(const HybridJob& job, const StageRun& whole);

@@ -117,8 +117,7 @@ TEST(PlannedAlone, RanksHoldWhatTheirRowsSay) {
     plan.setup.ep = 2;
     const HybridJob job = job_of(request, plan);
     double dense = 0, experts = 0, partial = 0;
-    for (const BlockPart& part :
-         block_of_kind(job, /*is_dense=*/false).parts()) {
+    for (const BlockPart& part : block_of_kind(job, /*is_dense=*/false)) {
       if (part.experts > 1) {
         experts += part.parameters() / 2;
       } else {
@@ -146,7 +145,7 @@ TEST(PlannedAlone, BlocksKeepWhatTheirRowsSay) {
     plan.setup.sequence_parallel = tp > 1;
     const HybridJob job = job_of(request, plan);
     double each = 0;
-    for (const BlockPart& part : block_of_kind(job, true).parts()) {
+    for (const BlockPart& part : block_of_kind(job, true)) {
       each += 2 * part.kept() + 4 * part.statistics();
     }
     const auto kept = [&](std::int64_t blocks) {
