@@ -25,11 +25,12 @@ OWN = ["chapters/explorer/plan_module.cpp",
        "sim/internal/fiber_none.cpp"]
 # Headers alone; /usr/include itself has another C library
 HEADERS = ["CLI", "fmt", "nlohmann", "xtensor", "xtl"]
-# Small, and a quarter slower than -O2; emscripten's own -Os inlines nothing, which
-# is five times as slow
-COMPILE = ["-Os", "-finline-functions", "-mllvm", "-inline-threshold=25",
-           "-mllvm", "-inlinehint-threshold=25", "-DNDEBUG",
-           "-fno-math-errno", "-ffp-contract=off", "-DFMT_HEADER_ONLY"]
+# emscripten's own -Os inlines nothing, which is five times as slow
+COMPILE = ["-Os", "-finline-functions", "-DNDEBUG", "-fno-math-errno",
+           "-ffp-contract=off", "-DFMT_HEADER_ONLY"]
+# Larger functions where the time goes: by an object's name
+OFTEN = re.compile(r"_(core|comm|sim|12_sequence_parallel)_lib")
+INLINED = {True: 75, False: 12}
 # An undefined symbol is an error
 LINK = ["-O2", "-sMODULARIZE", "-sALLOW_MEMORY_GROWTH", "-sTOTAL_STACK=4MB"]
 PLANNER = ["-sFORCE_FILESYSTEM", "-sENVIRONMENT=worker,node",
@@ -81,6 +82,12 @@ def planner(build):
             PLANNER)
 
 
+def inlining(name):
+    most = INLINED[bool(OFTEN.search(name))]
+    return ["-mllvm", f"-inline-threshold={most}",
+            "-mllvm", f"-inlinehint-threshold={most}"]
+
+
 def build_modules(compiler, build, folder, modules):
     """Compiles the modules into the folder, with Ninja."""
     headers = os.path.join(folder, "headers")
@@ -102,7 +109,8 @@ def build_modules(compiler, build, folder, modules):
             name = os.path.relpath(source, os.path.dirname(build))
             objects.append(os.path.join(module, name.replace(os.sep, "_") + ".o"))
             add("compile", objects[-1], [source],
-                [compiler, *COMPILE, *options, *includes, "-isystem", headers,
+                [compiler, *COMPILE, *inlining(objects[-1]), *options,
+                 *includes, "-isystem", headers,
                  "-MD", "-MF", objects[-1] + ".d", "-c", source,
                  "-o", objects[-1]])
         add("link", f"{module}.js | {module}.wasm", objects,
