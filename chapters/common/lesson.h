@@ -120,8 +120,8 @@ struct Lesson {
   std::function<ReferenceRun()> one_device = nullptr;
   /// The largest peak of a rank; 0 where memory is not judged.
   double peak_bytes = 0;
-  /// The longest chain of sends and receives of which each waits for the one
-  /// before; 0 where it is not judged.
+  /// The longest chain of messages of which each waits for the one before; 0
+  /// where it is not judged.
   int chain = 0;
 };
 /// Trains the mlp on one device.

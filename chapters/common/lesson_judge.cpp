@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
-#include <deque>
 #include <functional>
+#include <map>
+#include <memory>
 
 #include "chapters/common/lesson.h"
 #include "comm/launch.h"
@@ -69,30 +71,58 @@ std::string by_rank(const std::vector<double>& values) {
   return text;
 }
 
-/// The calls of a rank, in their order.
-using Calls = std::vector<CommRecord>;
+/// The sends and receives of a rank: when they are issued, and when they have
+/// been waited for.
+class Calls : public CommObserver {
+ public:
+  struct Event {
+    CommRecord call;
+    bool is_wait;
+  };
+  void on_issue(const CommRecord& call) override { add({call, false}); }
+  void on_complete(const CommRecord& call) override { add({call, true}); }
+  std::vector<Event> events;
 
-/// The longest chain of sends and receives of the world of which none can begin
-/// before the one before it: the calls of a rank, and the ends of a message.
-int longest_chain(const std::vector<Calls>& calls) {
+ private:
+  void add(const Event& event) {
+    const CommOp op = event.call.op;
+    if (event.call.group != "world") return;
+    if (op == CommOp::kSend || op == CommOp::kRecv) events.push_back(event);
+  }
+};
+
+/// The longest chain of messages of the world of which none can begin before the
+/// one before it has arrived. A message begins when both ends have called, and
+/// its rank goes on when it has waited for it.
+int longest_chain(const std::vector<std::shared_ptr<Calls>>& calls) {
+  // By from and to, and by end: how long the chain was at each call, and how
+  // many of the calls have been waited for
+  struct End {
+    std::vector<int> called;
+    std::size_t waited = 0;
+  };
+  std::map<std::pair<int, int>, std::array<End, 2>> messages;
   std::vector<std::size_t> done(calls.size(), 0);
   std::vector<int> length(calls.size(), 0);
-  std::map<std::pair<int, int>, std::deque<int>> under_way;  // by from and to
   for (bool moves = true; moves;) {
     moves = false;
     for (std::size_t r = 0; r < calls.size(); ++r) {
-      for (; done[r] < calls[r].size(); ++done[r], moves = true) {
-        const CommRecord& call = calls[r][done[r]];
+      for (; done[r] < calls[r]->events.size(); ++done[r], moves = true) {
+        const auto& [call, is_wait] = calls[r]->events[done[r]];
         const int rank = static_cast<int>(r), peer = call.root_or_peer;
-        if (call.group != "world") continue;
-        if (call.op == CommOp::kSend) {
-          under_way[{rank, peer}].push_back(++length[r]);
-        } else if (call.op == CommOp::kRecv) {
-          auto& messages = under_way[{peer, rank}];
-          if (messages.empty()) break;
-          length[r] = std::max(length[r], messages.front()) + 1;
-          messages.pop_front();
+        const bool is_send = call.op == CommOp::kSend;
+        auto& ends =
+            messages[is_send ? std::pair(rank, peer) : std::pair(peer, rank)];
+        End& own = ends[is_send];
+        if (!is_wait) {
+          own.called.push_back(length[r]);
+          continue;
         }
+        const std::vector<int>& others = ends[!is_send].called;
+        if (own.waited == others.size()) break;
+        length[r] = std::max(
+            {length[r], own.called[own.waited] + 1, others[own.waited] + 1});
+        ++own.waited;
       }
     }
   }
@@ -113,7 +143,7 @@ Verdict judge_task(const Lesson& lesson, int ranks, bool judges_peaks) {
   for (int r = 0; r < ranks; ++r) bill.push_back(lesson.bill(r, ranks));
   // 1. Every rank ends, although no send is buffered
   std::vector<Result> results(static_cast<std::size_t>(ranks));
-  std::vector<Calls> calls(results.size());
+  std::vector<std::shared_ptr<Calls>> calls(results.size());
   LaunchOptions launch;
   launch.rendezvous_sends = true;
   try {
@@ -122,8 +152,8 @@ Verdict judge_task(const Lesson& lesson, int ranks, bool judges_peaks) {
         [&](ProcessGroup& world) {
           RankContext::current().device.reset_peak_memory();
           const auto r = static_cast<std::size_t>(world.rank());
+          world.set_observer(calls[r] = std::make_shared<Calls>());
           results[r] = lesson.train(world);
-          calls[r] = world.records();
         },
         launch);
   } catch (const std::exception& error) {
@@ -186,14 +216,14 @@ Verdict judge_task(const Lesson& lesson, int ranks, bool judges_peaks) {
   }
   const int chain = longest_chain(calls);
   if (lesson.chain != 0 && judges_peaks) {
-    add_claim(verdict, "waits", chain <= kMoreWaits * lesson.chain,
-              chain <= lesson.chain
-                  ? fmt::format("for at most {} sends and receives in a row",
-                                lesson.chain)
-                  : fmt::format("for {} sends and receives in a row; at most "
-                                "{:.0f}: {} times the lesson's {}",
-                                chain, std::floor(kMoreWaits * lesson.chain),
-                                kMoreWaits, lesson.chain));
+    add_claim(
+        verdict, "waits", chain <= kMoreWaits * lesson.chain,
+        chain <= lesson.chain
+            ? fmt::format("for at most {} messages in a row", lesson.chain)
+            : fmt::format("for {} messages in a row; at most "
+                          "{:.0f}: {} times the lesson's {}",
+                          chain, std::floor(kMoreWaits * lesson.chain),
+                          kMoreWaits, lesson.chain));
   }
   return verdict;
 }

@@ -50,7 +50,7 @@ def replaced(words, values):
     return words
 
 
-def compile_lesson(chapter, source, program):
+def compile_lesson(chapter, source, program, flags=()):
     """Compiles `source` in place of the lesson; says why where it cannot, or ""."""
     target = f"chapters/lesson_{chapter}"
     link = command_of(target)
@@ -63,7 +63,8 @@ def compile_lesson(chapter, source, program):
     name = (re.match('\n?#line 1 "(.*)"', read(source)) or ["", source])[1]
     name = name.replace(ROOT + os.sep, "")
     status, output = run_logged(
-        [*compiler, "-fdiagnostics-color=never", "-Werror=unused-result"], log)
+        [*compiler, "-fdiagnostics-color=never", "-Werror=unused-result", *flags],
+        log)
     if status:
         output = output.replace(os.path.relpath(source, BUILD), name)
         first = re.search(rf"^{re.escape(name)}:\d+.*error.*", output, re.M)

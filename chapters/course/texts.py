@@ -75,7 +75,7 @@ def notes_of(chapter):
 def judged_of(lesson):
     judged = ["weights and loss", "bytes"]
     judged += ["the largest peak of a rank"] * ("/*peak_bytes=*/" in lesson)
-    judged += ["the longest chain of sends and receives"] * (
+    judged += ["the longest chain of messages"] * (
         "/*chain=*/" in lesson)
     return f"Judged: {', '.join(judged)}, and other sizes. "
 
