@@ -114,7 +114,8 @@ class Build:
         sources = [changed]
         if changed.suffix == ".h":
             sources = [path for path in sorted((ROOT / file).parent.iterdir())
-                       if str(path.resolve()) in self.commands]
+                       if str(path.resolve()) in self.commands
+                       and "\nint main(" not in path.read_text("utf-8")]
         command = self.commands.get(os.path.realpath(
             ROOT / file if sources == [changed] else sources[0]))
         if command is None:
