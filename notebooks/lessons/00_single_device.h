@@ -3,6 +3,7 @@
 // What the notebook 00_single_device calls: runs, and the numbers in them.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,26 +17,19 @@ namespace notes {
 
 using namespace shardbook::notebook;
 
-/// A small GPT on a random walk; the loss begins at ln 256 = 5.55.
 inline const std::string kSmall =
-    " --model gpt-nano --data walk --batch 24 --seq 32 --steps 6";
+    "00_single_device --batch 24 --steps 6" + kNano;
 
 /// Two steps of a published model on shapes, on a simulated A100.
 inline std::string on_shapes(const std::string& model, std::int64_t batch,
                              std::int64_t seq) {
-  return joined(
-      " --backend sim --cluster dgx-a100 --data random --steps 2 --model ",
-      model, " --batch ", batch, " --seq ", seq);
-}
-
-inline Report train(const std::string& options) {
-  return run("00_single_device" + options);
+  return joined("00_single_device --steps 2", kA100s, " --model ", model,
+                " --batch ", batch, " --seq ", seq);
 }
 
 /// The most bytes of all kinds at one time, in the last step on shapes.
-inline double peak(const std::string& options) {
+inline double peak(const Report& report) {
   std::int64_t most = 0;
-  const Report report = train(options);
   for (const sim::MemorySample& sample : report.timelines[0].memory) {
     most = std::max(most, sample.total());
   }
@@ -49,14 +43,15 @@ inline Picture peaks(const std::string& title, const std::string& model,
   std::vector<Bar> plain;
   for (std::int64_t samples = 1; samples <= most_samples; ++samples) {
     plain.push_back(
-        {std::to_string(samples), peak(on_shapes(model, samples, seq))});
+        {std::to_string(samples), peak(run(on_shapes(model, samples, seq)))});
   }
-  const Bar again = {
-      "recomputed", peak(on_shapes(model, most_samples, seq) + " --recompute")};
-  const Report one = train(on_shapes(model, 1, seq));
-  const Bar at_the_loss = {"12 bytes per parameter",
-                           3 * peak_of(one, MemoryKind::kParameter)};
-  return curve(title, plain, "samples", again, at_the_loss, {"GiB", 1 << 30});
+  const Report again =
+      run(on_shapes(model, most_samples, seq) + " --recompute");
+  const Report one = run(on_shapes(model, 1, seq));
+  return curve(
+      title, plain, "samples", {"recomputed", peak(again)},
+      {"12 bytes per parameter", 3 * peak_of(one, MemoryKind::kParameter)},
+      {"GiB", 1 << 30});
 }
 
 /// Each number of micro-batches, first without and then with recomputation.
@@ -65,11 +60,10 @@ inline std::vector<Bar> activation_bars(
   std::vector<Bar> all;
   for (const bool recompute : {false, true}) {
     for (const std::int64_t each : pieces) {
-      const Report report = train(joined(kSmall, " --micro-batches ", each,
-                                         recompute ? " --recompute" : ""));
       all.push_back(activation_bar(
           how_many(each, "micro-batch") + (recompute ? ", recomputed" : ""),
-          report));
+          run(joined(kSmall, " --micro-batches ", each,
+                     recompute ? " --recompute" : ""))));
     }
   }
   return all;
@@ -77,14 +71,8 @@ inline std::vector<Bar> activation_bars(
 
 /// The share of one matrix's weights that bf16 steps at this rate change.
 inline Bar changed_bar(double rate, bool master_weights) {
-  Options options;
-  options.model = "gpt-nano";
-  options.data = "walk";
-  options.dtype = DType::kBF16;
-  options.batch = 2;
-  options.seq = 16;
-  options.steps = 6;
-  options.optimizer_options.lr = rate;
+  const Options options = options_of(
+      joined(kSmall, " --dtype bf16 --batch 2 --seq 16 --lr ", rate));
   single_device::SingleDeviceOptions setup;
   setup.master_weights = master_weights;
   single_device::SingleDevice strategy(options, setup);

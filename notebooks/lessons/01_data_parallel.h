@@ -28,7 +28,7 @@ inline Picture shares(std::int64_t rows, int num_devices) {
   Rows lines = {{"device", "rows"}};
   for (const auto& [begin, end] :
        data_parallel::ceil_chunks(rows, num_devices)) {
-    lines.push_back({joined(lines.size() - 1), joined(begin, " to ", end - 1)});
+    lines.push_back(cells(lines.size() - 1, joined(begin, " to ", end - 1)));
   }
   return table(lines);
 }
@@ -41,11 +41,9 @@ struct Step {
 
 inline std::vector<std::vector<CommRecord>> records_of(
     const data_parallel::DataParallel& model) {
-  std::vector<std::vector<CommRecord>> records;
-  for (const Device& device : model.device_ids()) {
-    records.push_back(model.ledger()->records(device));
-  }
-  return records;
+  return mapped(model.device_ids(), [&](const Device& device) {
+    return model.ledger()->records(device);
+  });
 }
 
 /// The bytes that each device sends, a line per copy.
@@ -66,44 +64,38 @@ inline Picture sent(const Step& step) {
 
 /// gpt-nano on four devices of this machine.
 inline const std::string kSmall =
-    " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 8";
+    "01_data_parallel --world-size 4 --batch 8 --steps 8" + kNano;
 
 /// The bytes that leave device 0, and those that leave each device of a ring.
 inline Picture hot_spot(std::int64_t batch, const std::vector<int>& sizes) {
-  Options options;
-  options.model = "gpt-nano";
-  options.batch = batch;
-  options.seq = 32;
-  const ModelConfig config = model_config(options);
-  const double weights =
-      4.0 * static_cast<double>(build_model(options).model->num_parameters());
   std::vector<Bar> all;
   for (const int d : sizes) {
-    options.world_size = d;
-    const double main = data_parallel::step_traffic(options, config)[0].total();
-    const double ring = 2.0 * (d - 1) / d * weights;
-    all.push_back({joined(d, " devices, device 0"), main});
-    all.push_back({joined(d, " devices, a ring"), ring});
+    const Options options =
+        options_of(joined(kSmall, " --batch ", batch, " --world-size ", d));
+    const LoadedModel loaded = build_model(options);
+    const double weights =
+        4.0 * static_cast<double>(loaded.model->num_parameters());
+    all.push_back(
+        {joined(d, " devices, device 0"),
+         data_parallel::step_traffic(options, loaded.config)[0].total()});
+    all.push_back({joined(d, " devices, a ring"), 2.0 * (d - 1) / d * weights});
   }
   return bars("Device 0 sends more with every device, a ring hardly", all,
               {"KiB", 1024}, "comm");
 }
 
-/// The step of one device over that of `devices`, for the same batch of GPT-2,
+/// The step of one device over that of several, for the same batch of GPT-2,
 /// whose samples have 1024 tokens.
-inline double speedup(int devices, int samples_per_device) {
-  const std::string line = joined(
-      "01_data_parallel --backend sim --cluster textbook --model gpt2 "
-      "--data random --seq 1024 --steps 3 --no-check --batch ",
-      devices * samples_per_device, " --world-size ");
-  return run(line + "1").time.step_s / run(joined(line, devices)).time.step_s;
-}
-
 inline Picture speedups(int devices, const std::vector<int>& samples,
                         double limit) {
   std::vector<Bar> all;
   for (const int each : samples) {
-    all.push_back({std::to_string(1024 * each), speedup(devices, each)});
+    const std::string line =
+        joined("01_data_parallel --model gpt2 --seq 1024 --steps 3 --no-check",
+               kTextbook, " --batch ", devices * each, " --world-size ");
+    all.push_back(
+        {std::to_string(1024 * each),
+         step_s(run(line + "1")) / step_s(run(joined(line, devices)))});
   }
   return curve(joined("Few tokens per device make ", devices,
                       " devices slower than one"),
@@ -112,11 +104,10 @@ inline Picture speedups(int devices, const std::vector<int>& samples,
 }
 
 inline bool are_shares_right(double rows_of_last, double devices_with_rows) {
-  const auto ten = data_parallel::ceil_chunks(10, 4);
-  const auto nine = data_parallel::ceil_chunks(9, 8);
-  return rows_of_last ==
-             static_cast<double>(ten.back().second - ten.back().first) &&
-         devices_with_rows == static_cast<double>(nine.size());
+  const auto [begin, end] = data_parallel::ceil_chunks(10, 4).back();
+  const std::size_t devices = data_parallel::ceil_chunks(9, 8).size();
+  return rows_of_last == static_cast<double>(end - begin) &&
+         devices_with_rows == static_cast<double>(devices);
 }
 
 /// From the chapter's bill, for rows of no bytes: only weights and gradients.

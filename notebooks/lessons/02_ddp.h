@@ -13,7 +13,7 @@
 #include "chapters/02_ddp/bucket.h"
 #include "chapters/02_ddp/ddp_strategy.h"
 #include "chapters/common/lesson.h"
-#include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
@@ -46,39 +46,23 @@ inline Picture norms(Average average) {
                  on_ranks(4, gradient_norms, average), 4);
 }
 
-inline Options small_options() { return nano_options("02_ddp", 4, 8, 12); }
+/// Small buckets: 0.05 MiB for the first, 0.2 MiB for the others.
+inline const std::string kSmall =
+    "02_ddp --world-size 4 --batch 8 --steps 12 --first-bucket-mb 0.05 "
+    "--bucket-mb 0.2" +
+    kNano;
 
-inline Options on_textbook(const std::string& model, std::int64_t batch,
-                           std::int64_t seq) {
-  return textbook_options("02_ddp", model, batch, seq, /*steps=*/3);
-}
-
-/// The chapter's program without its command line.
-inline Report train(const Options& options, const ddp::DdpOptions& setup) {
-  ddp::StrategyOptions all;
-  all.ddp = setup;
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    ddp::DdpStrategy strategy(options, all, world);
-    run.train(options, strategy);
-  };
-  chapter.reference = [](const Options& options) {
-    return train_one_device(options);
-  };
-  return run_and_compare(options, chapter);
-}
-
-/// Limits in MiB, of the first bucket and of the others.
-inline ddp::DdpOptions buckets(double first_mb, double other_mb) {
-  ddp::DdpOptions setup;
-  setup.first_bucket_mb = first_mb;
-  setup.bucket_cap_mb = other_mb;
-  return setup;
+/// Eight ranks of the cluster `textbook`.
+inline std::string on_textbook(const std::string& model, std::int64_t batch,
+                               std::int64_t seq) {
+  return joined("02_ddp --world-size 8 --steps 3", kTextbook, " --model ",
+                model, " --batch ", batch, " --seq ", seq);
 }
 
 /// The buckets of the first step, in the order in which they leave.
-inline Picture first_buckets(const Options& options,
-                             const ddp::DdpOptions& setup) {
+inline Picture first_buckets(const std::string& line) {
+  ddp::StrategyOptions setup;
+  const Options options = options_of(line, setup);
   const LoadedModel loaded = build_model(options);
   std::vector<ddp::BucketItem> items;
   for (const Tensor& each : loaded.model->parameters()) {
@@ -88,8 +72,9 @@ inline Picture first_buckets(const Options& options,
     return static_cast<std::int64_t>(mb * (1 << 20));
   };
   std::vector<Bar> all;
-  for (const ddp::BucketMembers& bucket : ddp::initial_buckets(
-           items, {bytes(setup.first_bucket_mb), bytes(setup.bucket_cap_mb)})) {
+  for (const ddp::BucketMembers& bucket :
+       ddp::initial_buckets(items, {bytes(setup.ddp.first_bucket_mb),
+                                    bytes(setup.ddp.bucket_cap_mb)})) {
     Bar bar;
     for (const int i : bucket) {
       bar.value +=
@@ -111,34 +96,31 @@ inline Batch own_samples(const Options& options, const ModelConfig& config,
 }
 
 /// The time of a step over the size of its buckets.
-inline Picture steps_with(const Options& options,
+inline Picture steps_with(const std::string& line,
                           const std::vector<double>& bucket_mbs) {
-  std::vector<Bar> all;
-  for (const double mb : bucket_mbs) {
-    const ddp::DdpOptions setup = buckets(std::min(mb, 1.0), mb);
-    all.push_back({fixed(mb, mb < 1 ? 3 : 0) + " MiB",
-                   train(options, setup).time.step_s});
-  }
-  return bars("Small buckets pay latencies, large ones leave late", all,
-              {"ms", 1e-3});
+  const auto bar_of = [&](double mb) {
+    return Bar{fixed(mb, mb < 1 ? 3 : 0) + " MiB",
+               step_s(run(joined(line, " --first-bucket-mb ", std::min(mb, 1.0),
+                                 " --bucket-mb ", mb)))};
+  };
+  return bars("Small buckets pay latencies, large ones leave late",
+              mapped(bucket_mbs, bar_of), {"ms", 1e-3});
 }
 
 /// Exposed communication of GPT-2 XL over the tokens of a device. The lines
 /// across are the time of all gradients, and that of the last bucket.
 inline Picture exposed(const std::vector<std::int64_t>& tokens,
                        double all_gradients_s) {
-  const auto seconds = [](std::int64_t each) {
-    return train(on_textbook("gpt2-xl", /*batch=*/8 * each / 250, /*seq=*/250),
-                 buckets(/*first_mb=*/1, /*other_mb=*/100))
-        .time.exposed_comm_s;
+  const auto bar_of = [](std::int64_t each) {
+    return Bar{std::to_string(each),
+               exposed_s(run(on_textbook("gpt2-xl", 8 * each / 250, 250) +
+                             " --bucket-mb 100"))};
   };
-  std::vector<Bar> all;
-  for (const std::int64_t each : tokens) {
-    all.push_back({std::to_string(each), seconds(each)});
-  }
+  Bar last_bucket = bar_of(3500);
+  last_bucket.name = "last bucket";
   return curve("Above 1750 tokens, little more than the last bucket is exposed",
-               all, "tokens each", {"all gradients", all_gradients_s},
-               {"last bucket", seconds(3500)}, {"ms", 1e-3});
+               mapped(tokens, bar_of), "tokens each",
+               {"all gradients", all_gradients_s}, last_bucket, {"ms", 1e-3});
 }
 
 /// The gradient of a weight w in the loss (w x_i)^2 / 2 at w = 1 is x_i^2.

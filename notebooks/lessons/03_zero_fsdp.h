@@ -61,9 +61,9 @@ inline std::string units_of(const fsdp::FullyShardedDataParallel& model) {
 }
 
 constexpr int kSteps = 8;
-/// gpt-nano on four ranks of this process.
+/// On four ranks of this process.
 inline const std::string kSmall =
-    " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 8";
+    joined(" --world-size 4 --batch 8 --steps ", kSteps, kNano);
 
 /// On shapes alone, in virtual time: eight ranks, each with `samples` samples.
 inline std::string simulated(const std::string& cluster,
@@ -84,21 +84,21 @@ inline Report train(const std::string& options, const std::string& strategy) {
 /// KiB of rank 0, a row for each strategy.
 inline Picture side_by_side(const std::string& options,
                             const std::vector<std::string>& names) {
-  Rows rows = {{"strategy", "parameters", "gradients", "optimizer",
-                "sent per step", "last loss", "like one device"}};
-  for (const std::string& name : names) {
+  const auto row = [&](const std::string& name) {
     const Report report = train(options, name);
-    const auto kib = [](double bytes) { return fixed(bytes / 1024, 0); };
-    const auto peak = [&](MemoryKind kind) {
-      return kib(peak_of(report, kind));
-    };
-    rows.push_back(
-        {name, peak(MemoryKind::kParameter), peak(MemoryKind::kGradient),
-         peak(MemoryKind::kOptimizerState),
-         kib(report.ranks[0].bytes.counted / kSteps),
-         fixed(report.losses.back(), 4), report.parity.passed ? "yes" : "NO"});
-  }
-  return table(rows);
+    Cells row = {name};
+    for (const MemoryKind kind : {MemoryKind::kParameter, MemoryKind::kGradient,
+                                  MemoryKind::kOptimizerState}) {
+      row.push_back(fixed(peak_of(report, kind) / 1024, 0));
+    }
+    row.push_back(fixed(sent_bytes(report) / 1024 / kSteps, 0));
+    row.push_back(fixed(report.losses.back(), 4));
+    row.push_back(report.parity.passed ? "yes" : "NO");
+    return row;
+  };
+  return table_of({"strategy", "parameters", "gradients", "optimizer",
+                   "sent per step", "last loss", "like one device"},
+                  names, row);
 }
 
 /// "fsdp trains: loss 4.6915", or the reason why the run stopped.
