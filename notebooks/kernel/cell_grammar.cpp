@@ -1,8 +1,10 @@
 #include "notebooks/kernel/cell_grammar.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
+#include <filesystem>
+#include <regex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -263,6 +265,56 @@ std::string completeness_of(std::string_view cell) {
   if (tokens_of(cell).unfinished) return "incomplete";
   const CellOutline outline = outline_of(cell);
   return outline.kind == CellKind::kRefused ? "invalid" : "complete";
+}
+
+Directives directives_of(std::string_view cell) {
+  static const std::regex pragma(R"(#[ \t]*pragma[ \t]+(\w+)([^]*))");
+  static const std::regex cling(
+      R"re([ \t]*(add_include_path|add_library_path|load)[ \t]*)re"
+      R"re(\([ \t]*"([^"]*)"[ \t]*\)[ \t]*(//[^]*)?)re");
+  Directives found;
+  found.rest = cell;
+  for (const Token& token : tokens_of(cell).list) {
+    if (token.kind != TokenKind::kDirective) continue;
+    std::string text(token.text);
+    std::smatch name;
+    if (!std::regex_match(text, name, pragma)) continue;
+    if (name[1] != "cling") {
+      found.error = text + ": of the pragmas, only #pragma cling is known";
+      return found;
+    }
+    const std::string rest = name[2];
+    std::smatch parts;
+    if (!std::regex_match(rest, parts, cling)) {
+      found.error = text +
+                    ": #pragma cling knows add_include_path(\"...\"), "
+                    "add_library_path(\"...\") and load(\"...\")";
+      return found;
+    }
+    found.list.push_back({parts[1], parts[2]});
+    for (char& c :
+         std::span(found.rest)
+             .subspan(token.text.data() - cell.data(), token.text.size())) {
+      if (c != '\n') c = ' ';
+    }
+  }
+  return found;
+}
+
+std::string find_library(const std::string& name,
+                         const std::vector<std::string>& folders) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> beginnings = {""};
+  for (const std::string& folder : folders) beginnings.push_back(folder + "/");
+  for (const std::string& beginning : beginnings) {
+    for (const char* end : {"", ".so"}) {
+      const fs::path file = beginning + name + end;
+      std::error_code ignored;
+      if (fs::is_regular_file(file, ignored))
+        return fs::absolute(file).string();
+    }
+  }
+  return {};
 }
 
 }  // namespace shardbook::notebook

@@ -8,12 +8,12 @@
 #include <clang/Sema/Lookup.h>
 #include <clang/Sema/Sema.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 
 #include "notebooks/kernel/child.h"
 #include "notebooks/kernel/compiler.h"
-#include "notebooks/kernel/cursor.h"
 #include "notebooks/kernel/tokens.h"
 
 namespace shardbook::notebook {
@@ -60,6 +60,26 @@ std::vector<std::string> words_of(const std::string& name) {
     if (token.kind == TokenKind::kWord) words.emplace_back(token.text);
   }
   return words;
+}
+
+/// The number of bytes of the separator (:: -> .) that ends a text.
+std::size_t separator_behind(std::string_view text) {
+  const std::string_view two =
+      text.substr(text.size() - std::min<std::size_t>(text.size(), 2));
+  if (two == "::" || two == "->") return 2;
+  return !text.empty() && text.back() == '.' ? 1 : 0;
+}
+
+/// The qualified name that ends a text, such as shardbook::Ten or x.sha.
+std::string last_name(std::string_view text) {
+  std::string_view before = text;
+  before.remove_suffix(last_word(text).size());
+  while (const std::size_t size = separator_behind(before)) {
+    const std::string_view rest = before.substr(0, before.size() - size);
+    if (last_word(rest).empty()) break;
+    before = rest.substr(0, rest.size() - last_word(rest).size());
+  }
+  return std::string(text.substr(before.size()));
 }
 
 /// The scope of names after `declaration::` or `declaration.`.
@@ -127,7 +147,8 @@ std::string Compiler::describe(const std::string& name) {
   return text;
 }
 
-std::string Compiler::description(const std::string& name) {
+std::string Compiler::description(std::string_view code) {
+  const std::string name = last_name(code);
   const ChildResult found =
       in_child([&] { return describe(name); }, diagnostics_, kLimit_s);
   return found.finished ? found.text : "";
@@ -135,7 +156,7 @@ std::string Compiler::description(const std::string& name) {
 
 std::string Compiler::names_that_continue(const std::string& name) {
   std::vector<std::string> scope = words_of(name);
-  std::string prefix(word_before(name, name.size()));
+  std::string prefix(last_word(name));
   if (!prefix.empty()) scope.pop_back();
   clang::CompilerInstance& compiler = *clang_->getCompilerInstance();
   clang::Sema& sema = compiler.getSema();
@@ -153,7 +174,8 @@ std::string Compiler::names_that_continue(const std::string& name) {
   return names.lines();
 }
 
-std::vector<std::string> Compiler::completions(const std::string& name) {
+std::vector<std::string> Compiler::completions(std::string_view code) {
+  const std::string name = last_name(code);
   const ChildResult found = in_child([&] { return names_that_continue(name); },
                                      diagnostics_, kLimit_s);
   return found.finished ? lines_of(found.text) : std::vector<std::string>{};

@@ -33,4 +33,7 @@ struct Tokens {
 /// :: -> and [[ ]], which have two. The tokens refer to `cell`.
 Tokens tokens_of(std::string_view cell);
 
+/// The word that ends a text: a part of an identifier, or nothing.
+std::string_view last_word(std::string_view text);
+
 }  // namespace shardbook::notebook
