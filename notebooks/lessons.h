@@ -58,6 +58,10 @@ inline Tensor numbers(const Shape& shape, const std::string& name,
   return x;
 }
 
+inline std::string error_text(double error) {
+  return error < 1e-12 ? "less than 1e-12" : fixed(error, 2);
+}
+
 /// The most bytes of one kind at one time, on a rank.
 inline double peak_of(const RankReport& rank, MemoryKind kind) {
   return rank.peak[static_cast<std::size_t>(kind)].counted;
