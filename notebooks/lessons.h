@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <iterator>
 #include <sstream>
 #include <string>
@@ -48,6 +49,16 @@ Picture table_of(const Cells& titles, const Items& items, const Row& row) {
   Rows rows = mapped(items, row);
   rows.insert(rows.begin(), titles);
   return table(rows);
+}
+
+/// The text that `make` returns, or the message with which it fails, as a line.
+template <typename Make>
+std::string text_or_error(const Make& make) {
+  try {
+    return joined(make(), "\n");
+  } catch (const std::exception& error) {
+    return joined(error.what(), "\n");
+  }
 }
 
 /// Normal numbers in f64 that depend on seed and name alone.
@@ -134,14 +145,18 @@ inline Picture by_rank(const std::vector<std::string>& titles,
   return table(rows);
 }
 
-/// What the ledger books for a call on `numel` elements of `ranks`
-/// ranks.
+/// What the ledger books for a call on `numel` elements of `ranks` ranks.
 inline double booked_elements(CommOp op, double numel, double ranks) {
   CommRecord record;
   record.op = op;
   record.group_size = static_cast<int>(ranks);
   record.numel = static_cast<std::int64_t>(numel);
   return wire_elements(record);
+}
+/// The same for what FSDP calls: two all-gathers and a reduce-scatter.
+inline double booked_by_fsdp(double numel, double ranks) {
+  return 2 * booked_elements(CommOp::kAllGather, numel, ranks) +
+         booked_elements(CommOp::kReduceScatter, numel, ranks);
 }
 /// The elements of all calls of a rank.
 inline double sent_elements(const std::vector<CommRecord>& records) {

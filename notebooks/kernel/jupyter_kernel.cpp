@@ -50,6 +50,7 @@ class JupyterKernel : public XeusInterpreter {
   void run_cell(int count, const std::string& code);
   void run_directives(const std::string& code, const std::string& name);
   void run_on_cell_thread(const std::function<void()>& work, bool silent);
+  void try_on_cell_thread(const std::function<void()>& work);
   CellOutput output(bool silent);
   void publish_display(const DisplayRequest& request);
 
@@ -232,17 +233,21 @@ nl::json JupyterKernel::execute(int count, const std::string& code,
   return xeus::create_successful_reply();
 }
 
+/// Without what `work` looks up, the front end shows nothing.
+void JupyterKernel::try_on_cell_thread(const std::function<void()>& work) {
+  try {
+    run_on_cell_thread(work, true);
+  } catch (const CellError&) {
+  }
+}
+
 nl::json JupyterKernel::complete_request_impl(const std::string& code,
                                               int cursor) {
   const std::string before = code.substr(0, byte_of(code, cursor));
   // A character of a word is a byte
   const int begin = cursor - static_cast<int>(last_word(before).size());
   std::vector<std::string> names;
-  try {
-    run_on_cell_thread([&] { names = compiler_->completions(before); }, true);
-  } catch (const CellError&) {
-    // Without names, the front end shows none.
-  }
+  try_on_cell_thread([&] { names = compiler_->completions(before); });
   return xeus::create_complete_reply(names, begin, cursor);
 }
 
@@ -251,11 +256,7 @@ nl::json JupyterKernel::inspect_request_impl(const std::string& code,
   const std::string to_end =
       code.substr(0, end_of_word(code, byte_of(code, cursor)));
   std::string text;
-  try {
-    run_on_cell_thread([&] { text = compiler_->description(to_end); }, true);
-  } catch (const CellError&) {
-    // The same.
-  }
+  try_on_cell_thread([&] { text = compiler_->description(to_end); });
   if (text.empty()) return xeus::create_inspect_reply();
   return xeus::create_inspect_reply(true, {{"text/plain", text}});
 }
@@ -271,12 +272,9 @@ nl::json JupyterKernel::kernel_info_request_impl() {
 }
 
 void JupyterKernel::shutdown_request_impl() {
-  // The globals of cells are destroyed on the thread that made them.
-  try {
-    run_on_cell_thread([&] { compiler_.reset(); }, true);
-  } catch (const CellError&) {
-    // It has crashed: there is nothing left to destroy.
-  }
+  // The globals of cells are destroyed on the thread that made them. Where it has
+  // crashed, there is nothing left to destroy.
+  try_on_cell_thread([&] { compiler_.reset(); });
 }
 
 // ---- Called by cells: xcpp/xdisplay.hpp

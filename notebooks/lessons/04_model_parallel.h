@@ -3,6 +3,7 @@
 // What the notebooks 04_model_parallel and benchmark call: runs of a ResNet on
 // one device and on two, and their pictures.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "core/context.h"
 #include "core/layers.h"
 #include "core/ops.h"
@@ -23,45 +25,22 @@
 namespace notes {
 
 using namespace shardbook::notebook;
-using model_parallel::Settings;
 using model_parallel::StepTime;
 using model_parallel::Sweep;
 
 /// ResNet-50 on two simulated T4, as PyTorch's tutorial has it: 120 images of
 /// 128 x 128.
-inline Options tutorial_options() {
-  Options options;
-  options.chapter = "04_model_parallel";
-  options.backend = "sim";
-  options.cluster = "kaggle-t4x2";
-  options.world_size = 2;
-  options.model = "resnet50";
-  options.data = "random";
-  options.optimizer = "sgd";
-  options.batch = 120;
-  options.image_size = 128;
-  options.seq = 1;
-  options.steps = 3;
-  return options;
-}
+inline const std::string kTutorial =
+    "04_model_parallel --backend sim --world-size 2 --cluster kaggle-t4x2 "
+    "--model resnet50 --data random --optimizer sgd --batch 120 "
+    "--image-size 128 --seq 1 --steps 3";
 
-/// "single", "model_parallel" (in turn) or "pipeline" (in splits).
-inline Settings settings_of(const std::string& variant,
-                            std::int64_t split_size) {
-  Settings settings;
-  settings.variant = variant;
-  settings.split_size = split_size;
-  return settings;
-}
-
-/// Seconds of `batches` steps on one device, on two in turn, and in splits of
-/// these sizes: measured `repeats` times, in virtual time without repeats.
-inline Sweep sweep(const Options& options,
-                   const std::vector<std::int64_t>& sizes, std::int64_t repeats,
-                   std::int64_t batches) {
-  return model_parallel::run_sweep(options, settings_of("pipeline", sizes[0]),
-                                   sizes, repeats, batches);
-}
+/// A ResNet that trains in a moment.
+inline const std::string kSmall =
+    kTutorial +
+    " --backend threads --batch 12 --image-size 16 --steps 4 --lr 0.1 --model "
+    R"({"model_type":"resnet","depths":[1,1],"layer_type":"basic",)"
+    R"("embedding_size":8,"hidden_sizes":[8,16],"num_labels":10})";
 
 /// The measured time with its deviation, else the virtual one.
 inline Bar bar_of(const std::string& name, const StepTime& time) {
@@ -85,11 +64,9 @@ inline Times times_of(const Sweep& sweep) {
 }
 
 inline Bar best_of(const Times& times) {
-  Bar best = times.at(2);
-  for (std::size_t i = 3; i < times.size(); ++i) {
-    if (times[i].value < best.value) best = times[i];
-  }
-  return best;
+  return *std::min_element(
+      times.begin() + 2, times.end(),
+      [](const Bar& a, const Bar& b) { return a.value < b.value; });
 }
 
 /// Bars; of many sizes of splits, the best alone.
@@ -123,7 +100,7 @@ inline Times measured_on_a_xeon() {
   std::getline(lines, line);
   while (std::getline(lines, line)) {
     std::istringstream values(line);
-    std::vector<std::string> row;
+    Cells row;
     for (std::string value; std::getline(values, value, ',');) {
       row.push_back(value);
     }
@@ -167,9 +144,9 @@ inline CutStep cut_step(std::int64_t rows, const Halves& forward) {
   step.output = forward(net1, net2, x, second, ledger);
   mean(square(step.output)).backward();
   for (Linear* layer : {&net1, &net2}) {
+    const std::string name = layer == &net1 ? "net1." : "net2.";
     for (const NamedTensor& p : layer->named_parameters()) {
-      step.parameters.push_back(
-          {(layer == &net1 ? "net1." : "net2.") + p.name, p.tensor});
+      step.parameters.push_back({name + p.name, p.tensor});
     }
   }
   step.records = ledger->records(first);
@@ -187,9 +164,14 @@ inline Picture where(const CutStep& step) {
   return table(rows);
 }
 
-/// Trains, and trains once more on one device as `reference` says.
-inline Report train(const Options& options, const Settings& settings,
-                    const Settings& reference) {
+/// Compares a training in splits of 4, or on two devices in turn, with one device
+/// over the whole batch.
+inline std::string against_whole_batch(const std::string& variant) {
+  model_parallel::Settings settings, whole;
+  settings.variant = variant;
+  settings.split_size = 4;
+  whole.variant = "single";
+  whole.split_size = 0;
   ChapterRun chapter;
   chapter.cores_shared_by = 2;
   chapter.devices = [&](const Options& options,
@@ -199,46 +181,17 @@ inline Report train(const Options& options, const Settings& settings,
     run.train(options, strategy);
   };
   chapter.reference = [&](const Options& options) {
-    return model_parallel::train_reference(options, reference);
+    return model_parallel::train_reference(options, whole);
   };
-  return run_and_compare(options, chapter);
-}
-
-/// Compared with one device over the same splits.
-inline Report train(const Options& options, const std::string& variant,
-                    std::int64_t split_size) {
-  const Settings settings = settings_of(variant, split_size);
-  return train(options, settings, settings);
-}
-
-/// Compared with one device over the whole batch.
-inline std::string against_whole_batch(const Options& options,
-                                       const std::string& variant) {
-  const Report report =
-      train(options, settings_of(variant, 4), settings_of("single", 0));
+  const Report report = run_and_compare(options_of(kSmall), chapter);
   return variant +
          (report.parity.passed ? ": like the whole batch\n" : ": DIFFERENT\n");
 }
 
-/// A ResNet that trains in a moment.
-inline Options small_options() {
-  Options options = tutorial_options();
-  options.backend = "threads";
-  options.model = R"({"model_type": "resnet", "depths": [1, 1],
-                      "layer_type": "basic", "embedding_size": 8,
-                      "hidden_sizes": [8, 16], "num_labels": 10})";
-  options.batch = 12;
-  options.image_size = 16;
-  options.steps = 4;
-  options.optimizer_options.lr = 0.1;
-  return options;
-}
-
 /// What both devices send in one step.
-inline double bytes_of_step(const Options& options) {
-  const Report report = train(options, "pipeline", 20);
-  return (report.ranks[0].bytes.counted + report.ranks[1].bytes.counted) /
-         static_cast<double>(options.steps);
+inline double bytes_of_step() {
+  const Report report = run(kTutorial + " --steps 1 --split-size 20");
+  return report.ranks[0].bytes.counted + report.ranks[1].bytes.counted;
 }
 
 }  // namespace notes

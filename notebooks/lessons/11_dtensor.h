@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,16 +26,10 @@ using namespace shardbook::notebook;
 inline Picture layouts(const Shape& shape,
                        const std::vector<dtensor::Placements>& all,
                        const Shape& mesh) {
-  std::vector<dtensor::Held> pictures;
-  for (const dtensor::Placements& each : all) {
-    pictures.push_back(dtensor::held_by("x", shape, each, mesh));
-  }
-  return holders("The second axis cuts what the first one leaves", pictures);
-}
-
-/// What this rank has put on the wire since clear_records().
-inline double elements_sent(ProcessGroup& world) {
-  return sent_elements(world.records());
+  return holders("The second axis cuts what the first one leaves",
+                 mapped(all, [&](const dtensor::Placements& each) {
+                   return dtensor::held_by("x", shape, each, mesh);
+                 }));
 }
 
 // --- Changes of layout --------------------------------------------------------
@@ -45,69 +38,63 @@ inline double elements_sent(ProcessGroup& world) {
 inline const dtensor::Placements kThree = {
     dtensor::replicate(), dtensor::shard(0), dtensor::shard(1)};
 
-inline std::string calls_text(const dtensor::Placement& from,
-                              const dtensor::Placement& to) {
-  const Shape shape = {8, 8}, mesh = {4};
-  const std::vector<dtensor::Call> calls =
-      dtensor::calls_of({from}, {to}, shape, mesh, {0});
-  if (calls.empty()) return "-";
-  std::string text;
-  for (const dtensor::Call& call : calls) {
-    text += std::string(comm_op_name(call.op)) + " ";
-  }
-  return text + fixed(dtensor::wire_elements(calls, mesh), 0);
+/// The calls that turn `from` into `to` on four ranks.
+inline std::vector<dtensor::Call> calls_between(const dtensor::Placement& from,
+                                                const dtensor::Placement& to,
+                                                const Shape& shape) {
+  return dtensor::calls_of({from}, {to}, shape, /*mesh=*/{4}, {0});
 }
 
 /// The collective of each change of an 8 x 8 matrix on four ranks.
 inline Picture changes() {
-  Rows rows = {{"from"}};
-  for (const auto& to : kThree) rows[0].push_back("to " + dtensor::text(to));
+  const auto row = [](const dtensor::Placement& from) {
+    Cells row = {dtensor::text(from)};
+    for (const dtensor::Placement& to : kThree) {
+      const auto calls = calls_between(from, to, {8, 8});
+      std::string text;
+      for (const dtensor::Call& call : calls) {
+        text += joined(comm_op_name(call.op), " ");
+      }
+      text += fixed(dtensor::wire_elements(calls, {4}), 0);
+      row.push_back(calls.empty() ? "-" : text);
+    }
+    return row;
+  };
   dtensor::Placements all = kThree;
   all.push_back(dtensor::partial());
-  for (const auto& from : all) {
-    rows.push_back({dtensor::text(from)});
-    for (const auto& to : kThree) rows.back().push_back(calls_text(from, to));
-  }
-  return table(rows);
+  return table_of({"from", "to R", "to S(0)", "to S(1)"}, all, row);
 }
 
-/// Against the tensor of one device.
-struct Change {
-  double difference = 0, elements = 0;
+/// A layout, what a rank sent for it, and how far its values are from those of
+/// one device.
+struct Result {
+  std::string layout = "";
+  double elements = 0, difference = 0;
 };
 
-inline std::string text_of(const Change& change) {
-  return "difference " + fixed(change.difference, 6) + ", " +
-         fixed(change.elements, 0) + " elements sent per rank\n";
+inline std::string text_of(const Result& result) {
+  return "difference " + fixed(result.difference, 6) + ", " +
+         fixed(result.elements, 0) + " elements sent per rank\n";
 }
 
 // --- Products -----------------------------------------------------------------
 
-/// The layout of a result, and what its rank sent for it.
-struct Product {
-  std::string layout = "";
-  double elements = 0, difference = 0;
-};
-using MakeProduct =
-    std::function<Product(ProcessGroup& world, const dtensor::Placement& of_x,
-                          const dtensor::Placement& of_w)>;
-
 /// Every pair of layouts of X and W on two ranks.
-inline Picture products(const MakeProduct& product) {
-  Rows rows = {{"X"}};
-  for (const auto& w : kThree) rows[0].push_back("W " + dtensor::text(w));
-  rows[0].push_back("all equal");
-  for (const auto& x : kThree) {
-    rows.push_back({dtensor::text(x)});
+/// product(world, x, w) is the Result.
+template <typename Product>
+Picture products(const Product& product) {
+  const auto row = [&](const dtensor::Placement& x) {
+    Cells row = {dtensor::text(x)};
     double largest = 0;
-    for (const auto& w : kThree) {
-      const Product result = on_ranks(2, product, x, w)[0];
+    for (const dtensor::Placement& w : kThree) {
+      const Result result = on_ranks(2, product, x, w)[0];
       largest = std::max(largest, result.difference);
-      rows.back().push_back(result.layout + ", " + fixed(result.elements, 0));
+      row.push_back(result.layout + ", " + fixed(result.elements, 0));
     }
-    rows.back().push_back(largest < 1e-12 ? "yes" : "NO");
-  }
-  return table(rows);
+    row.push_back(largest < 1e-12 ? "yes" : "NO");
+    return row;
+  };
+  return table_of({"X", "W R", "W S(0)", "W S(1)", "all equal"}, kThree, row);
 }
 
 // --- Plans for an MLP -----------------------------------------------------------
@@ -134,9 +121,6 @@ struct Plan {
   double weight_share = 0;  ///< of both weights, on a rank
   double difference = 0;    ///< of Y and of the gradients
 };
-using TryPlan = std::function<Plan(ProcessGroup& world, const Mlp& mlp,
-                                   const dtensor::Placement& of_w1,
-                                   const dtensor::Placement& of_w2)>;
 
 /// The largest difference, as a part of the largest number.
 inline double relative(const Tensor& x, const Tensor& right) {
@@ -154,7 +138,7 @@ inline Plan compare(ProcessGroup& world, const Mlp& mlp,
                     const dtensor::Parameter& w1, const dtensor::Parameter& w2,
                     const dtensor::DTensor& y) {
   Plan plan;
-  plan.elements = elements_sent(world);
+  plan.elements = sent_elements(world.records());
   plan.weight_share = double(w1.local.numel() + w2.local.numel()) /
                       double(mlp.w1.numel() + mlp.w2.numel());
   plan.difference = std::max({relative(y.full_tensor(), mlp.y),
@@ -163,8 +147,9 @@ inline Plan compare(ProcessGroup& world, const Mlp& mlp,
   return plan;
 }
 
-/// Nine plans on four ranks.
-inline Picture plans(std::int64_t tokens, const TryPlan& try_plan) {
+/// Nine plans on four ranks: try_plan(world, mlp, w1, w2) is the Plan.
+template <typename TryPlan>
+Picture plans(std::int64_t tokens, const TryPlan& try_plan) {
   Rows rows = {{"W1", "W2", "elements sent", "weights on a rank", "equal"}};
   const auto run = [&](ProcessGroup& world, const dtensor::Placement& w1,
                        const dtensor::Placement& w2) {
@@ -183,22 +168,18 @@ inline Picture plans(std::int64_t tokens, const TryPlan& try_plan) {
 
 // --- Whole trainings --------------------------------------------------------------
 
-/// The smallest GPT on four ranks.
-inline const std::string kSmall =
-    " --model gpt-nano --data walk --world-size 4 --batch 8 --seq 32 --steps 6";
-
 /// GPT 1.3B on the shapes of 8 ranks of `textbook`: exposed communication with
 /// all ranks on tp, where tokens move, and on dp, where weights move.
 inline Picture tokens_or_weights(const std::vector<std::int64_t>& tokens) {
   std::vector<Bar> all;
   for (const std::int64_t each : tokens) {
     for (const char* mesh : {"1x8", "8x1"}) {
-      const Report report = run(
-          joined("11_dtensor --backend sim --cluster textbook --model gpt-1.3b "
-                 "--data random --world-size 8 --batch 8 --no-check --mesh ",
-                 mesh, " --seq ", each / 8));
+      const std::string line = joined(
+          "11_dtensor --model gpt-1.3b --world-size 8 --batch 8 "
+          "--no-check --mesh ",
+          mesh, kTextbook, " --seq ", each / 8);
       all.push_back({joined(each, " tokens, ", mesh[0] == '1' ? "tp" : "fsdp"),
-                     report.time.exposed_comm_s});
+                     exposed_s(run(line))});
     }
   }
   return bars("Few tokens: move the tokens. Many: move the weights", all,
@@ -220,11 +201,8 @@ inline double rank_with_nothing() {
 
 /// Terms of [5, 8] on four ranks become S(0).
 inline double scattered_elements() {
-  const Shape mesh = {4};
   return dtensor::wire_elements(
-      dtensor::calls_of({dtensor::partial()}, {dtensor::shard(0)}, {5, 8}, mesh,
-                        {0}),
-      mesh);
+      calls_between(dtensor::partial(), dtensor::shard(0), {5, 8}), {4});
 }
 
 }  // namespace notes

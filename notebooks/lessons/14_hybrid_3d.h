@@ -32,55 +32,39 @@ inline std::string group_text(const std::vector<int>& ranks) {
 
 /// The groups of each axis, and how many of them leave their node.
 inline Picture groups_table(const Topology& mesh, int ranks_per_node) {
-  Rows rows = {{"axis", "groups", "cross nodes"}};
-  for (const std::string& axis : split_axes("tp-dp-pp")) {
-    std::string text;
-    int crossing = 0, all = 0;
-    for (const std::vector<int>& group : mesh.groups({axis})) {
-      text += (text.empty() ? "" : " ") + group_text(group);
-      all += 1;
-      crossing +=
-          group.front() / ranks_per_node != group.back() / ranks_per_node;
-    }
-    rows.push_back({axis, text, joined(crossing, " of ", all)});
-  }
-  return table(rows);
+  return table_of(
+      {"axis", "groups", "cross nodes"}, split_axes("tp-dp-pp"),
+      [&](const std::string& axis) {
+        std::string text;
+        int crossing = 0;
+        const std::vector<std::vector<int>> groups = mesh.groups({axis});
+        for (const std::vector<int>& group : groups) {
+          text += (text.empty() ? "" : " ") + group_text(group);
+          crossing +=
+              group.front() / ranks_per_node != group.back() / ranks_per_node;
+        }
+        return cells(axis, text, joined(crossing, " of ", groups.size()));
+      });
 }
 
 /// The rank with the same part of the model in the other of two replicas.
 inline double peer_of(const Topology& mesh, int rank) {
-  for (const std::vector<int>& pair : mesh.groups({"dp"})) {
-    if (pair[0] == rank) return pair[1];
-    if (pair[1] == rank) return pair[0];
-  }
-  return 0;
+  Coord at = mesh.get_coord(rank);
+  at["dp"] = 1 - at["dp"];
+  return mesh.get_rank(at);
 }
 
-inline Options small_options() {
-  return nano_options("14_hybrid_3d", 8, 16, 6);
-}
-
-/// dp follows from the world size.
-inline hybrid::HybridOptions degrees(int tp, int pp, int zero_stage,
-                                     std::int64_t micro_batches) {
-  hybrid::HybridOptions setup;
-  setup.tp = tp;
-  setup.pp = pp;
-  setup.zero_stage = zero_stage;
-  setup.micro_batches = micro_batches;
-  return setup;
-}
-
-/// The options of ZeRO-1 on these degrees.
-inline std::string degrees_text(int tp, int pp, int micro_batches) {
-  return joined("--zero-stage 1 --tp ", tp, " --pp ", pp, " --micro-batches ",
-                micro_batches);
-}
-
-/// The run of small_options().
+/// A training of a moment.
 inline const std::string kSmall =
-    " --model gpt-nano --data walk --world-size 8 --batch 16 --seq 32 --steps "
-    "6";
+    " --world-size 8 --batch 16 --steps 6" + kNano;
+
+/// The options of a line, with all degrees.
+inline Options legal_options_of(const std::string& line,
+                                hybrid::HybridOptions& setup) {
+  const Options options = options_of(line, setup);
+  hybrid::check_legal(options, setup);
+  return options;
+}
 
 // ---- Whose gradient?
 
@@ -90,11 +74,10 @@ inline Picture digits_table(const std::vector<std::string>& titles,
   Rows rows = {{"rank"}};
   rows[0].insert(rows[0].end(), titles.begin(), titles.end());
   for (std::size_t rank = 0; rank < columns[0].size(); ++rank) {
-    rows.push_back({std::to_string(rank)});
+    rows.push_back(cells(rank));
     for (const std::vector<double>& column : columns) {
-      const std::string digits = fixed(column[rank], 0);
-      const std::size_t zeros = digits.size() < 8 ? 8 - digits.size() : 0;
-      rows.back().push_back(std::string(zeros, '0') + digits);
+      // A leading 1 keeps the zeros
+      rows.back().push_back(fixed(1e9 + column[rank], 0).substr(2));
     }
   }
   return table(rows);
@@ -111,9 +94,9 @@ struct BucketLine {
 using Buckets = std::vector<std::vector<BucketLine>>;
 
 inline std::vector<BucketLine> buckets_of(ProcessGroup& world,
-                                          const Options& options,
-                                          hybrid::HybridOptions setup) {
-  hybrid::check_legal(options, setup);
+                                          const std::string& line) {
+  hybrid::HybridOptions setup;
+  const Options options = legal_options_of(line, setup);
   DeviceMesh mesh(world, hybrid::topology_of(setup));
   hybrid::HybridStrategy strategy(options, setup, mesh);
   std::vector<BucketLine> lines;
@@ -133,17 +116,16 @@ inline Picture buckets_table(const Buckets& ranks) {
       {"rank", "bucket of", "elements", "tp holds", "summed over", "counts"}};
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const BucketLine& line : ranks[rank]) {
-      rows.push_back({std::to_string(rank), line.first,
-                      std::to_string(line.numel),
-                      line.is_replicated ? "the whole" : "parts", line.summed,
-                      line.counts ? "yes" : "no"});
+      rows.push_back(cells(rank, line.first, line.numel,
+                           line.is_replicated ? "the whole" : "parts",
+                           line.summed, line.counts ? "yes" : "no"));
     }
   }
   return table(rows);
 }
 
 /// Elements that ranks count, by the right rule and by two wrong ones.
-inline Picture counted(const Buckets& ranks, const Options& options, int tp) {
+inline Picture counted(const Buckets& ranks, int tp) {
   std::int64_t right = 0, without_tp = 0, all = 0;
   for (const std::vector<BucketLine>& lines : ranks) {
     for (const BucketLine& line : lines) {
@@ -153,22 +135,21 @@ inline Picture counted(const Buckets& ranks, const Options& options, int tp) {
       without_tp += line.is_replicated ? tp * line.numel : line.numel;
     }
   }
-  return table(
-      {{"rule", "elements"},
-       {"the model has",
-        std::to_string(build_model(options).model->num_parameters())},
-       {"each once", std::to_string(right)},
-       {"what tp holds whole, on every rank of tp", std::to_string(without_tp)},
-       {"everything, on every rank", std::to_string(all)}});
+  const LoadedModel loaded = build_model(options_of("14_hybrid_3d" + kSmall));
+  return table({{"rule", "elements"},
+                cells("the model has", loaded.model->num_parameters()),
+                cells("each once", right),
+                cells("what tp holds whole, on every rank of tp", without_tp),
+                cells("everything, on every rank", all)});
 }
 
 // ---- Runs
 
 /// The ledger of this rank for one step.
 inline std::vector<CommRecord> calls_of_step(ProcessGroup& world,
-                                             const Options& options,
-                                             hybrid::HybridOptions setup) {
-  hybrid::check_legal(options, setup);
+                                             const std::string& line) {
+  hybrid::HybridOptions setup;
+  const Options options = legal_options_of(line, setup);
   DeviceMesh mesh(world, hybrid::topology_of(setup));
   const auto strategy = hybrid::make_strategy(options, setup, mesh);
   world.clear_records();
@@ -192,33 +173,32 @@ inline Picture bytes_by_group(const std::vector<CommRecord>& records) {
   return bars("Tensor parallelism sends the most", all, {"KiB", 1024}, "comm");
 }
 
-struct Outcome {
-  double step_s = 0, idle_share = 0, bytes = 0;
-};
-
-inline Outcome try_degrees(int tp, int pp) {
-  // 13 billion parameters on the shapes of 64 A100, eight in a node
+/// 13 billion parameters with ZeRO-1 on the shapes of 64 A100, eight in a node.
+inline Report try_degrees(int tp, int pp) {
   const int dp = 64 / (tp * pp);
-  const Report report = run(
-      "14_hybrid_3d --backend sim --cluster dgx-a100 --world-size 64 --model "
-      "gpt-13b --dtype bf16 --data random --batch 64 --seq 1024 --steps 2 " +
-      degrees_text(tp, pp, 64 / dp));
-  Outcome outcome = {report.time.step_s, report.time.idle_share, 0};
+  return run(
+      joined("14_hybrid_3d --world-size 64 --model gpt-13b --dtype bf16 "
+             "--batch 64 --seq 1024 --steps 2 --zero-stage 1 --tp ",
+             tp, " --pp ", pp, " --micro-batches ", 64 / dp, kA100s));
+}
+
+/// On the fullest rank.
+inline double most_bytes(const Report& report) {
+  double most = 0;
   for (const RankReport& rank : report.ranks) {
-    outcome.bytes = std::max(outcome.bytes, rank.peak_total.counted);
+    most = std::max(most, rank.peak_total.counted);
   }
-  return outcome;
+  return most;
 }
 
 inline Picture compare(const std::vector<std::pair<int, int>>& choices) {
-  Rows rows = {{"tp", "pp", "dp", "step", "idle", "memory"}};
-  for (const auto& [tp, pp] : choices) {
-    const Outcome outcome = try_degrees(tp, pp);
-    rows.push_back({std::to_string(tp), std::to_string(pp),
-                    std::to_string(64 / (tp * pp)), ms(outcome.step_s, 0),
-                    percent(outcome.idle_share, 1), gib(outcome.bytes, 1)});
-  }
-  return table(rows);
+  const auto row = [](const std::pair<int, int>& choice) {
+    const auto& [tp, pp] = choice;
+    const Report report = try_degrees(tp, pp);
+    return cells(tp, pp, 64 / (tp * pp), ms(step_s(report), 0),
+                 percent(idle_share(report), 1), gib(most_bytes(report), 1));
+  };
+  return table_of({"tp", "pp", "dp", "step", "idle", "memory"}, choices, row);
 }
 
 /// Whether a step takes less than 825 ms with at most 10 GiB on each rank.
@@ -229,8 +209,8 @@ inline bool are_good(double my_tp, double my_pp) {
                            std::fmod(64, my_tp * my_pp) == 0;
   if (!are_degrees) return false;
   try {
-    const Outcome outcome = try_degrees(tp, pp);
-    return outcome.step_s < 0.825 && outcome.bytes <= 10.0 * (1 << 30);
+    const Report report = try_degrees(tp, pp);
+    return step_s(report) < 0.825 && most_bytes(report) <= 10.0 * (1 << 30);
   } catch (const std::exception& error) {
     std::cout << error.what() << "\n";
     return false;
@@ -239,30 +219,20 @@ inline bool are_good(double my_tp, double my_pp) {
 
 // ---- More devices for one batch
 
-/// GPT 6.7B on the shapes of the cluster `textbook`, 65 536 tokens per step.
-inline double step_s(const std::string& chapter, int devices) {
-  return run(joined(chapter,
-                    " --backend sim --cluster textbook --model gpt-6.7b --data "
-                    "random --batch 256 --seq 256 --steps 2 --world-size ",
-                    devices))
-      .time.step_s;
-}
-
-/// Two ranks per layer and four stages; the other devices are replicas.
-inline double hybrid_step_s(int devices) {
-  const int micro_batches = std::min(16, 256 * 8 / devices);
-  return step_s(
-      "14_hybrid_3d --overlap-grad-reduce " + degrees_text(2, 4, micro_batches),
-      devices);
-}
-
-inline Picture two_ways(const std::vector<int>& devices) {
-  Rows rows = {{"devices", "ZeRO-3", "tp 2 x pp 4 x dp"}};
-  for (const int each : devices) {
-    rows.push_back({std::to_string(each), ms(step_s("03_zero_fsdp", each), 0),
-                    ms(hybrid_step_s(each), 0)});
-  }
-  return table(rows);
+/// A step of GPT 6.7B on the shapes of the cluster `textbook`, with 65 536
+/// tokens: with ZeRO-3, and with two ranks per layer and four stages.
+inline Picture two_ways(const std::vector<int>& all) {
+  const auto row = [](int devices) {
+    const std::string options =
+        joined(kTextbook, " --model gpt-6.7b --batch 256 --seq 256 --steps 2",
+               " --world-size ", devices);
+    const std::string degrees =
+        joined(" --zero-stage 1 --overlap-grad-reduce --tp 2 --pp 4",
+               " --micro-batches ", std::min(16, 256 * 8 / devices));
+    return cells(devices, ms(step_s(run("03_zero_fsdp" + options)), 0),
+                 ms(step_s(run("14_hybrid_3d" + options + degrees)), 0));
+  };
+  return table_of({"devices", "ZeRO-3", "tp 2 x pp 4 x dp"}, all, row);
 }
 
 }  // namespace notes

@@ -13,9 +13,7 @@
 
 #include "chapters/15_engine/accelerator.h"
 #include "chapters/15_engine/engine.h"
-#include "chapters/15_engine/strategies.h"
-#include "chapters/common/run/program.h"
-#include "comm/device_mesh.h"
+#include "chapters/programs/programs.h"
 #include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
@@ -25,56 +23,34 @@ using namespace shardbook::notebook;
 
 // --- By a config -------------------------------------------------------------
 
-inline Options small_options(int world_size) {
-  return nano_options("15_engine", world_size, 8, 4);
+inline std::string small(int world_size) {
+  return joined("15_engine --batch 8 --steps 4 --world-size ", world_size,
+                kNano);
 }
 
-/// What the chapter's program does: reads a config, asks the registry for a
-/// strategy, trains, and compares with one device.
-inline Report run(Options options, const std::string& json) {
-  const auto config = engine::DeepSpeedConfig::parse(json, "this cell");
-  const int dp = engine::data_parallel_ranks(options, config);
-  engine::apply_config(config, dp, {}, options);
-  check_options(options);
-  const engine::Choice choice = engine::choose(options, config);
-  ChapterRun chapter;
-  chapter.fold_class = choice.fold_class;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, choice.topology);
-    const auto strategy = choice.make(options, mesh);
-    run.train(options, *strategy);
-  };
-  chapter.reference = choice.reference;
-  Report report = run_and_compare(options, chapter);
-  report.remarks = engine::describe(choice, config);
+/// Trains under a config by JSON, and compares with one device.
+inline Report train(const std::string& line, const std::string& json) {
+  Report report = run(line + " --config '" + json + "'");
+  report.remarks.replace(0, report.remarks.find(':'), "this cell");
   return report;
-}
-
-/// On live ranks.
-inline Report train(int world_size, const std::string& json) {
-  return run(small_options(world_size), json);
 }
 
 /// "accepted", or why a config is refused.
 inline std::string refusal(const std::string& json) {
-  try {
+  return text_or_error([&] {
     engine::DeepSpeedConfig::parse(json, "this cell");
-  } catch (const std::exception& error) {
-    return std::string(error.what()) + "\n";
-  }
-  return "accepted\n";
+    return "accepted";
+  });
 }
 
 /// "24 = 3 x 2 x 4", or why the sizes do not fit together.
 inline std::string sizes_text(const engine::BatchSizes& given,
                               std::int64_t dp) {
-  try {
+  return text_or_error([&] {
     const engine::BatchSizes all = engine::resolve_batch(given, dp);
     return joined(all.train, " = ", all.micro, " x ", all.accumulation, " x ",
-                  dp, "\n");
-  } catch (const std::exception& error) {
-    return std::string(error.what()) + "\n";
-  }
+                  dp);
+  });
 }
 
 // --- Three calls -------------------------------------------------------------
@@ -83,7 +59,7 @@ inline std::string sizes_text(const engine::BatchSizes& given,
 /// samples in m micro-batches.
 struct Training {
   Training(ProcessGroup& world, std::int64_t m)
-      : options(small_options(world.size())),
+      : options(options_of(small(world.size()))),
         loaded(build_model(options)),
         data(Dataset::open(options, loaded.config)),
         rank(world.rank()),
@@ -113,13 +89,13 @@ struct Training {
 /// A row for each m: body(world, m, divides_too) is the norm of the gradient.
 template <typename Body>
 Picture norms(const Body& body, const std::vector<std::int64_t>& all) {
-  Rows rows = {{"m", "norm", "norm, divided twice"}};
-  for (const std::int64_t m : all) {
-    rows.push_back({std::to_string(m),
-                    fixed(on_ranks(2, body, m, /*divides_too=*/0)[0], 4),
-                    fixed(on_ranks(2, body, m, /*divides_too=*/1)[0], 4)});
-  }
-  return table(rows);
+  return table_of({"m", "norm", "norm, divided twice"}, all,
+                  [&](std::int64_t m) {
+                    const auto norm = [&](int divides_too) {
+                      return fixed(on_ranks(2, body, m, divides_too)[0], 4);
+                    };
+                    return cells(m, norm(0), norm(1));
+                  });
 }
 
 // --- In virtual time ---------------------------------------------------------
@@ -132,11 +108,13 @@ inline std::string stage_config(int stage, std::int64_t m) {
                 stage, "}}");
 }
 
+/// Eight ranks.
 inline Report on_textbook(const std::string& model, std::int64_t batch,
                           std::int64_t seq, const std::string& json) {
-  Options options = textbook_options("15_engine", model, batch, seq, 3);
-  options.check = false;
-  return run(options, json);
+  return train(
+      joined("15_engine --world-size 8 --steps 3 --no-check", kTextbook,
+             " --model ", model, " --batch ", batch, " --seq ", seq),
+      json);
 }
 
 /// The step of GPT-2 XL with 320 sequences of 175 tokens, a bar for each m.
@@ -146,7 +124,7 @@ inline Picture times(const std::string& title, int stage,
   for (const std::int64_t m : all) {
     for (const int each : {1, stage}) {
       const double seconds =
-          on_textbook("gpt2-xl", 320, 175, stage_config(each, m)).time.step_s;
+          step_s(on_textbook("gpt2-xl", 320, 175, stage_config(each, m)));
       drawn.push_back(
           {joined("stage ", each, ", m = ", m), seconds, 0, ms(seconds, 0)});
     }
@@ -164,8 +142,7 @@ inline Series rates(const std::string& name, std::int64_t warmup, bool is_log,
   options.is_log = is_log;
   options.total_steps = total;
   const LrSchedule rate = engine::warmup_schedule(options);
-  Series series;
-  series.name = name;
+  Series series = {name};
   for (std::int64_t step = 0; step < 60; ++step) {
     series.values.push_back(1e3 * rate(step));
   }
@@ -179,12 +156,12 @@ inline Series rates(const std::string& name, std::int64_t warmup, bool is_log,
 struct Script {
   Script(ProcessGroup& world, const accelerate::Plugin& plugin,
          std::int64_t batch_size)
-      : options(small_options(world.size())),
+      : options(options_of(small(world.size()))),
         loaded(build_model(options)),
-        acc(options_of(plugin), world),
+        acc(windows_of_two(plugin), world),
         made(acc.prepare(*loaded.model, adamw(), samples(batch_size))) {}
 
-  static accelerate::AcceleratorOptions options_of(
+  static accelerate::AcceleratorOptions windows_of_two(
       const accelerate::Plugin& plugin) {
     accelerate::AcceleratorOptions options;
     options.gradient_accumulation_steps = 2;
@@ -219,10 +196,9 @@ struct Script {
 
 /// A plugin's row: loop(world, plugin, batch_size) is the losses of updates.
 template <typename Loop>
-std::vector<std::string> row(const std::string& name, const Loop& loop,
-                             const accelerate::Plugin& plugin,
-                             std::int64_t batch_size) {
-  std::vector<std::string> row = {name};
+Cells row(const std::string& name, const Loop& loop,
+          const accelerate::Plugin& plugin, std::int64_t batch_size) {
+  Cells row = {name};
   const auto ranks = on_ranks(4, loop, plugin, batch_size);
   for (const double loss : ranks[0]) row.push_back(fixed(loss, 4));
   return row;
@@ -252,7 +228,7 @@ inline double batch_of(int world, int tp, int pp, std::int64_t micro,
 /// Prints why a config is refused.
 inline bool trains_under(const std::string& name, const std::string& json) {
   try {
-    const Report report = train(4, json);
+    const Report report = train(small(4), json);
     return report.remarks.rfind("this cell: " + name + " of ", 0) == 0 &&
            report.parity.passed;
   } catch (const std::exception& error) {

@@ -15,7 +15,6 @@
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule_check.h"
 #include "chapters/programs/programs.h"
-#include "core/check.h"
 #include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
 
@@ -37,12 +36,10 @@ inline const std::string kOnA100s =
 
 /// "the schedule keeps the rules", or the first one that it breaks.
 inline std::string problem_of(const pipeline::Schedule& schedule) {
-  try {
+  return text_or_error([&] {
     pipeline::check(schedule);
-    return "the schedule keeps the rules\n";
-  } catch (const Error& error) {
-    return std::string(error.what()) + "\n";
-  }
+    return "the schedule keeps the rules";
+  });
 }
 
 /// Layers and parameters of each rank; `balance` has the numbers of layers.

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "chapters/02_ddp/ddp_strategy.h"
@@ -27,13 +28,10 @@ struct Training {
   int steps;
 };
 /// A small GPT on a random walk, for a moment on live ranks.
-inline const Training kLive = {
-    "--model gpt-nano --data walk --dtype f64 --batch 8 --seq 32", 4};
+inline const Training kLive = {"--dtype f64 --batch 8" + kNano, 4};
 /// GPT-2 large in bf16 on simulated A100s.
 inline const Training kLarge = {
-    "--backend sim --cluster dgx-a100 --model gpt2-large --data random "
-    "--dtype bf16 --batch 16 --seq 1024",
-    2};
+    "--model gpt2-large --dtype bf16 --batch 16 --seq 1024" + kA100s, 2};
 
 struct Row {
   std::string name = "";
@@ -52,32 +50,20 @@ inline std::string on(int ranks, const Training& training) {
 inline Row run(
     const std::string& name, int ranks,
     const std::function<void(const Options&, ProcessGroup&, Run&)>& rank) {
-  const auto program = [&rank](CommandLine& line) {
-    auto& options = line.own<Options>();
-    line.describe("side_by_side", "");
-    add_shared_options(line, options);
-    line.parse();
-    ChapterRun chapter;
-    chapter.rank = rank;
-    chapter.reference = [](const Options& alone) {
-      return train_one_device(alone);
-    };
-    return Program{options, chapter};
+  ChapterRun chapter;
+  chapter.rank = rank;
+  chapter.reference = [](const Options& alone) {
+    return train_one_device(alone);
   };
-  return {name, ranks, kLive.steps,
-          run_line(program, "side_by_side" + on(ranks, kLive))};
+  const Options options = options_of("side_by_side" + on(ranks, kLive));
+  return {name, ranks, kLive.steps, run_and_compare(options, chapter)};
 }
 
 /// All strategies.
-inline std::vector<Row> run_all(const Training& training,
-                                const std::string& more = "") {
-  struct Each {
-    const char* name;
-    int ranks;
-    const char* line;
-  };
+inline std::vector<Row> run_all(const Training& training) {
   std::vector<Row> rows;
-  for (const auto& [name, ranks, line] : std::vector<Each>{
+  for (const auto& [name, ranks, line] :
+       std::vector<std::tuple<const char*, int, const char*>>{
            {"one device", 1, "00_single_device"},
            {"DataParallel", 4, "01_data_parallel"},
            {"DDP", 4, "02_ddp"},
@@ -98,7 +84,7 @@ inline std::vector<Row> run_all(const Training& training,
            {"Ulysses", 4, "12_sequence_parallel --kind ulysses"},
            {"dp x tp x pp", 8, "14_hybrid_3d --tp 2 --pp 2 --zero-stage 1"}}) {
     rows.push_back({name, ranks, training.steps,
-                    shardbook::run(line + on(ranks, training) + more)});
+                    shardbook::run(line + on(ranks, training))});
   }
   return rows;
 }
@@ -142,69 +128,66 @@ inline double most_memory(const Report& report, const Kinds& kinds = kKinds) {
 
 /// Losses, and whether the weights equal those of one device.
 inline Picture numbers(const std::vector<Row>& all) {
-  Rows rows = {{"strategy", "ranks", "first loss", "last loss", "weights"}};
-  for (const Row& row : all) {
-    rows.push_back({row.name, std::to_string(row.ranks),
-                    fixed(row.report.losses.front(), 10),
-                    fixed(row.report.losses.back(), 10),
-                    row.report.parity.passed ? "equal" : "DIFFERENT"});
-  }
-  return table(rows);
+  return table_of(
+      {"strategy", "ranks", "first loss", "last loss", "weights"}, all,
+      [](const Row& row) {
+        return cells(row.name, row.ranks, fixed(row.report.losses.front(), 10),
+                     fixed(row.report.losses.back(), 10),
+                     row.report.parity.passed ? "equal" : "DIFFERENT");
+      });
 }
 
 inline Picture bytes_bars(const std::string& title,
                           const std::vector<Row>& all) {
-  std::vector<Bar> list;
-  for (const Row& row : all) list.push_back({row.name, most_bytes(row)});
-  return bars(title, list, {"MiB", 1 << 20}, "comm");
+  const auto bar_of = [](const Row& row) {
+    return Bar{row.name, most_bytes(row)};
+  };
+  return bars(title, mapped(all, bar_of), {"MiB", 1 << 20}, "comm");
 }
 
 inline Picture memory_bars(const std::string& title,
                            const std::vector<Row>& all) {
-  std::vector<Bar> list;
-  for (const Row& row : all)
-    list.push_back({row.name, most_memory(row.report)});
-  return bars(title, list, {"MiB", 1 << 20}, "space");
+  const auto bar_of = [](const Row& row) {
+    return Bar{row.name, most_memory(row.report)};
+  };
+  return bars(title, mapped(all, bar_of), {"MiB", 1 << 20}, "space");
 }
 
 inline Picture step_bars(const std::string& title,
                          const std::vector<Row>& all) {
-  std::vector<Bar> list;
-  for (const Row& row : all) {
-    list.push_back({row.ranks == 1
-                        ? row.name
-                        : joined(row.name, ", ", row.ranks, " ranks"),
-                    row.report.time.step_s});
-  }
-  return bars(title, list, {"ms", 1e-3}, "time");
+  const auto bar_of = [](const Row& row) {
+    const std::string ranks =
+        row.ranks == 1 ? "" : joined(", ", row.ranks, " ranks");
+    return Bar{row.name + ranks, step_s(row.report)};
+  };
+  return bars(title, mapped(all, bar_of), {"ms", 1e-3}, "time");
 }
 
 /// By kind, of the fullest rank of each strategy.
 inline Picture memory_table(const std::vector<Row>& all) {
-  Rows rows = {
-      {"strategy", "parameters", "gradients", "optimizer", "activations"}};
-  for (const Row& row : all) {
-    rows.push_back({row.name});
-    for (const MemoryKind kind : kKinds) {
-      rows.back().push_back(
-          fixed(most_memory(row.report, {kind}) / (1 << 20), 2) + " MiB");
-    }
-  }
-  return table(rows);
+  return table_of(
+      {"strategy", "parameters", "gradients", "optimizer", "activations"}, all,
+      [](const Row& row) {
+        Cells line = {row.name};
+        for (const MemoryKind kind : kKinds) {
+          const double bytes = most_memory(row.report, {kind});
+          line.push_back(fixed(bytes / (1 << 20), 2) + " MiB");
+        }
+        return line;
+      });
 }
 
 /// Time, bytes per step and memory of a simulated step.
 inline Picture costs(const std::vector<Row>& all) {
-  Rows rows = {
-      {"strategy", "ranks", "step", "speed-up", "idle", "sent", "memory"}};
-  for (const Row& row : all) {
-    const VirtualTime& time = row.report.time;
-    rows.push_back({row.name, std::to_string(row.ranks), ms(time.step_s, 0),
-                    fixed(all[0].report.time.step_s / time.step_s, 2),
-                    percent(time.idle_share, 0), gib(most_bytes(row), 2),
-                    gib(most_memory(row.report), 2)});
-  }
-  return table(rows);
+  return table_of(
+      {"strategy", "ranks", "step", "speed-up", "idle", "sent", "memory"}, all,
+      [&](const Row& row) {
+        const double seconds = step_s(row.report);
+        return cells(row.name, row.ranks, ms(seconds, 0),
+                     fixed(step_s(all[0].report) / seconds, 2),
+                     percent(idle_share(row.report), 0),
+                     gib(most_bytes(row), 2), gib(most_memory(row.report), 2));
+      });
 }
 
 // --- The exercises -----------------------------------------------------------
@@ -222,13 +205,6 @@ inline bool is_fastest(const std::vector<Row>& all, const std::string& name,
     if (fits(row) && is_faster) return false;
   }
   return true;
-}
-
-/// Calls on as many elements of four ranks.
-inline double fsdp_over_ddp() {
-  const auto booked = [](CommOp op) { return booked_elements(op, 1000, 4); };
-  return (2 * booked(CommOp::kAllGather) + booked(CommOp::kReduceScatter)) /
-         booked(CommOp::kAllReduce);
 }
 
 }  // namespace notes
