@@ -3,6 +3,7 @@
 // What the headers of the lessons share: normal numbers, options of runs, what
 // a report says of memory, quantities with their units, bars and tables.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -123,6 +124,14 @@ inline std::string ms(double seconds, int digits) {
 }
 inline std::string percent(double share, int digits) {
   return fixed(100 * share, digits) + " %";
+}
+
+/// The largest of(rank) of a run.
+template <typename Of>
+double most_of(const Report& report, const Of& of) {
+  double most = 0;
+  for (const RankReport& rank : report.ranks) most = std::max(most, of(rank));
+  return most;
 }
 
 /// The most activations of the first rank, and whether the run trains as one

@@ -66,9 +66,11 @@ void check_directives(const std::vector<Token>& tokens) {
 
 // ---- Namespaces
 
-/// The { of a namespace whose head begins at `i`; tokens.size() if there is no
+/// The { of the namespace block that begins at `i`; tokens.size() if there is no
 /// block, as in `namespace fs = std::filesystem;`.
 std::size_t open_of_namespace(const std::vector<Token>& tokens, std::size_t i) {
+  if (tokens[i].text == "inline") ++i;
+  if (i == tokens.size() || tokens[i].text != "namespace") return tokens.size();
   for (++i; i < tokens.size(); ++i) {
     if (tokens[i].text == "{") return i;
     if (tokens[i].kind != TokenKind::kWord && tokens[i].text != "::") break;
@@ -77,9 +79,7 @@ std::size_t open_of_namespace(const std::vector<Token>& tokens, std::size_t i) {
 }
 
 bool is_namespace_block(const std::vector<Token>& tokens, std::size_t i) {
-  if (tokens[i].text == "inline") ++i;
-  return i < tokens.size() && tokens[i].text == "namespace" &&
-         open_of_namespace(tokens, i) < tokens.size();
+  return open_of_namespace(tokens, i) < tokens.size();
 }
 
 void check_namespaces(const std::vector<Token>& tokens) {
@@ -90,34 +90,33 @@ void check_namespaces(const std::vector<Token>& tokens) {
              "move " +
                  quoted(tokens[i]) + " and what follows to a cell of its own");
     }
-    if (tokens[i].text == "inline") ++i;
     i = behind_bracket(tokens, open_of_namespace(tokens, i));
   }
 }
 
 // ---- Statements
 
-constexpr const char* kMove = "; put it into a function in a namespace block";
+constexpr char kMove[] = "; put it into a function in a namespace block";
 
-void refuse_word(const Token& first) {
-  static const Words control = {"for",    "while", "do",       "if",
-                                "switch", "try",   "return",   "goto",
-                                "break",  "case",  "continue", "else"};
-  static const Words definition = {"class", "struct",   "union",
-                                   "enum",  "template", "concept"};
-  if (contains(control, first.text)) {
-    refuse(first,
-           quoted(first) + " cannot begin a statement of a cell" + kMove);
+void check_first(const Token& first) {
+  struct Refused {
+    Words words;
+    std::string reason;
+  };
+  static const std::vector<Refused> all = {
+      {{"for", "while", "do", "if", "switch", "try", "return", "goto", "break",
+        "case", "continue", "else"},
+       std::string(" cannot begin a statement of a cell") + kMove},
+      {{"class", "struct", "union", "enum", "template", "concept"},
+       ": types and templates are defined in a namespace block, in a cell of "
+       "its own"},
+      {{"extern"},
+       " declarations belong into a header that the notebook includes"}};
+  for (const auto& [words, reason] : all) {
+    if (contains(words, first.text)) refuse(first, quoted(first) + reason);
   }
-  if (contains(definition, first.text)) {
-    refuse(first, quoted(first) +
-                      ": types and templates are defined in a namespace block, "
-                      "in a cell of its own");
-  }
-  if (first.text == "extern") {
-    refuse(first,
-           "\"extern\" declarations belong into a header that the notebook "
-           "includes");
+  if (first.text == "{") {
+    refuse(first, std::string("a block { } cannot stand in a cell") + kMove);
   }
 }
 
@@ -170,11 +169,7 @@ void check_word(const std::vector<Token>& tokens, std::size_t i) {
 /// Checks the statement that begins at `begin`; returns the index behind it.
 std::size_t check_statement(const std::vector<Token>& tokens,
                             std::size_t begin) {
-  refuse_word(tokens[begin]);
-  if (tokens[begin].text == "{") {
-    refuse(tokens[begin],
-           std::string("a block { } cannot stand in a cell") + kMove);
-  }
+  check_first(tokens[begin]);
   int depth = 0;
   for (std::size_t i = begin; i < tokens.size(); ++i) {
     const Token& token = tokens[i];
@@ -201,18 +196,13 @@ std::size_t check_statement(const std::vector<Token>& tokens,
          "std::cout << value << \"\\n\"; or xcpp::display(value);");
 }
 
-bool is_name_declaration(const Token& first) {
-  return first.text == "using" || first.text == "namespace";
-}
-
 void check_statements(const std::vector<Token>& tokens) {
-  bool has_other = false;
-  bool has_using = false;
+  bool has_other = false, has_using = false;
   for (std::size_t i = 0; i < tokens.size();) {
     if (is_namespace_block(tokens, i)) {
       refuse(tokens[i], "a namespace block belongs into a cell of its own");
     }
-    if (!is_name_declaration(tokens[i])) {
+    if (tokens[i].text != "using" && tokens[i].text != "namespace") {
       has_other = true;
     } else if (has_other) {
       // cling would make it local to the function that the cell becomes.
@@ -230,35 +220,33 @@ void check_statements(const std::vector<Token>& tokens) {
   }
 }
 
-void check(const std::vector<Token>& tokens, CellOutline& outline) {
+CellKind check(const std::vector<Token>& tokens) {
+  if (tokens.empty()) return CellKind::kEmpty;
   for (std::size_t i = 0; i < tokens.size(); ++i) check_word(tokens, i);
-  if (tokens[0].text == "%" || tokens[0].text == "!" || tokens[0].text == "?") {
+  if (contains({"%", "!", "?"}, tokens[0].text)) {
     refuse(tokens[0],
            "magic commands (%, !, ?) are not C++; kernels differ in them");
   }
   if (tokens[0].kind == TokenKind::kDirective) {
     check_directives(tokens);
-    outline.kind = CellKind::kDirectives;
-  } else if (is_namespace_block(tokens, 0)) {
-    check_namespaces(tokens);
-    outline.kind = CellKind::kNamespaces;
-  } else {
-    check_statements(tokens);
-    outline.kind = CellKind::kStatements;
+    return CellKind::kDirectives;
   }
+  if (is_namespace_block(tokens, 0)) {
+    check_namespaces(tokens);
+    return CellKind::kNamespaces;
+  }
+  check_statements(tokens);
+  return CellKind::kStatements;
 }
 
 }  // namespace
 
 CellOutline outline_of(std::string_view cell) {
-  CellOutline outline;
-  const Tokens tokens = tokens_of(cell);
   try {
-    if (!tokens.list.empty()) check(tokens.list, outline);
+    return {check(tokens_of(cell).list)};
   } catch (const Refusal& refusal) {
     return {CellKind::kRefused, refusal.reason, refusal.line};
   }
-  return outline;
 }
 
 std::string completeness_of(std::string_view cell) {

@@ -27,25 +27,18 @@ using namespace shardbook::notebook;
 
 // --- Gates and slots -----------------------------------------------------------
 
-/// Normal logits and their softmax, for each token; `lean` is added to the
-/// logits of expert 0.
-inline moe::GateValues random_gates(std::int64_t tokens, std::int64_t experts,
-                                    double lean) {
+/// Normal numbers; `lean` is added to the logits of expert 0.
+inline Tensor random_logits(std::int64_t tokens, std::int64_t experts,
+                            double lean) {
   const Tensor logits =
       numbers({tokens, experts}, "logits", /*mean=*/0, /*seed=*/3);
   auto* values = static_cast<double*>(logits.raw());
   for (std::int64_t t = 0; t < tokens; ++t) values[t * experts] += lean;
-  return {softmax(logits).to_vector<double>(), logits.to_vector<double>()};
+  return logits;
 }
 
-/// The gates of `tokens` tokens from number `first` on.
-inline moe::GateValues part_of(const moe::GateValues& all, std::int64_t first,
-                               std::int64_t tokens, std::int64_t experts) {
-  const auto cut = [&](const std::vector<double>& values) {
-    const auto begin = values.begin() + first * experts;
-    return std::vector<double>(begin, begin + tokens * experts);
-  };
-  return {cut(all.gates), cut(all.logits)};
+inline moe::GateValues gates_of(const Tensor& logits) {
+  return {softmax(logits).to_vector<double>(), logits.to_vector<double>()};
 }
 
 /// Without random numbers: the first tokens keep their slots.
@@ -106,7 +99,8 @@ Picture drops(const std::vector<double>& leans,
     rows[0].push_back("factor " + fixed(factor, 2));
   }
   for (const double lean : leans) {
-    const moe::GateValues values = random_gates(kTokens, kExperts, lean);
+    const moe::GateValues values =
+        gates_of(random_logits(kTokens, kExperts, lean));
     rows.push_back({fixed(lean, 1)});
     for (const double factor : factors) {
       const moe::Routing routing =

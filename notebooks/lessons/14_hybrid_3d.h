@@ -184,11 +184,8 @@ inline Report try_degrees(int tp, int pp) {
 
 /// On the fullest rank.
 inline double most_bytes(const Report& report) {
-  double most = 0;
-  for (const RankReport& rank : report.ranks) {
-    most = std::max(most, rank.peak_total.counted);
-  }
-  return most;
+  return most_of(
+      report, [](const RankReport& rank) { return rank.peak_total.counted; });
 }
 
 inline Picture compare(const std::vector<std::pair<int, int>>& choices) {

@@ -3,7 +3,6 @@
 // What the notebook 15_engine calls: trainings by a config, the objects of a
 // script under an engine or an Accelerator, and their tables.
 
-#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <iostream>

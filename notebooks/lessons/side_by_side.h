@@ -3,8 +3,6 @@
 // What the notebook side_by_side calls: every strategy of the book on the same
 // model, their runs, and pictures and tables that compare them.
 
-#include <algorithm>
-#include <cstddef>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -101,11 +99,9 @@ inline const Row& row_of(const std::vector<Row>& all, const std::string& name) {
 
 /// Bytes per step of the rank that sends the most.
 inline double most_bytes(const Row& row) {
-  double most = 0;
-  for (const RankReport& rank : row.report.ranks) {
-    most = std::max(most, rank.bytes.counted);
-  }
-  return most / row.steps;
+  return most_of(row.report,
+                 [](const RankReport& rank) { return rank.bytes.counted; }) /
+         row.steps;
 }
 
 using Kinds = std::vector<MemoryKind>;
@@ -115,13 +111,11 @@ inline const Kinds kKinds = {MemoryKind::kParameter, MemoryKind::kGradient,
 
 /// The sum of the peaks of some kinds, on the fullest rank.
 inline double most_memory(const Report& report, const Kinds& kinds = kKinds) {
-  double most = 0;
-  for (const RankReport& rank : report.ranks) {
+  return most_of(report, [&](const RankReport& rank) {
     double sum = 0;
     for (const MemoryKind kind : kinds) sum += peak_of(rank, kind);
-    most = std::max(most, sum);
-  }
-  return most;
+    return sum;
+  });
 }
 
 // --- Pictures and tables -----------------------------------------------------

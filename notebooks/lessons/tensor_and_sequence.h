@@ -203,13 +203,6 @@ inline AttentionSums attend(const Tensor& q, const Tensors& keys_values) {
                          next_attention_draws());
 }
 
-/// A row for each rank of four, a column for each step.
-inline Picture errors_table(const std::vector<std::vector<double>>& ranks) {
-  return by_rank(
-      {"rank", "after step 0", "after step 1", "after step 2", "after step 3"},
-      ranks, 6);
-}
-
 /// Eight tokens as rows, four heads of two as columns.
 inline Picture before_and_after(int c) {
   const auto by_tokens = [c](int rank) { return Shards{{0, rank, c}}; };

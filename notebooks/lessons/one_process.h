@@ -1,7 +1,7 @@
 #pragma once
 
-// What the notebooks 04_model_parallel and benchmark call: runs of a ResNet on
-// one device and on two, and their pictures.
+// What the notebooks 00_single_device, 04_model_parallel and benchmark call: runs
+// of one process on one device and on two, and the numbers in them.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,11 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "chapters/00_single_device/single_device.h"
 #include "chapters/04_model_parallel/model_parallel_strategy.h"
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/run/program.h"
 #include "chapters/programs/programs.h"
 #include "core/context.h"
+#include "core/how_many.h"
 #include "core/layers.h"
 #include "core/ops.h"
 #include "notebooks/lessons.h"
@@ -27,6 +29,84 @@ namespace notes {
 using namespace shardbook::notebook;
 using model_parallel::StepTime;
 using model_parallel::Sweep;
+
+// --- One device --------------------------------------------------------------
+
+inline const std::string kOneDevice =
+    "00_single_device --batch 24 --steps 6" + kNano;
+
+/// Two steps of a published model on shapes, on a simulated A100.
+inline std::string on_shapes(const std::string& model, std::int64_t batch,
+                             std::int64_t seq) {
+  return joined("00_single_device --steps 2", kA100s, " --model ", model,
+                " --batch ", batch, " --seq ", seq);
+}
+
+/// The most bytes of all kinds at one time, in the last step on shapes.
+inline double peak(const Report& report) {
+  std::int64_t most = 0;
+  for (const sim::MemorySample& sample : report.timelines[0].memory) {
+    most = std::max(most, sample.total());
+  }
+  return static_cast<double>(most);
+}
+
+/// Peaks of steps of 1, 2, 3, ... samples. The lines across are the last step's
+/// peak with recomputation, and parameters with their moments.
+inline Picture peaks(const std::string& title, const std::string& model,
+                     std::int64_t seq, std::int64_t most_samples) {
+  std::vector<Bar> plain;
+  for (std::int64_t samples = 1; samples <= most_samples; ++samples) {
+    plain.push_back(
+        {std::to_string(samples), peak(run(on_shapes(model, samples, seq)))});
+  }
+  const Report again =
+      run(on_shapes(model, most_samples, seq) + " --recompute");
+  const Report one = run(on_shapes(model, 1, seq));
+  return curve(
+      title, plain, "samples", {"recomputed", peak(again)},
+      {"12 bytes per parameter", 3 * peak_of(one, MemoryKind::kParameter)},
+      {"GiB", 1 << 30});
+}
+
+/// Each number of micro-batches, first without and then with recomputation.
+inline std::vector<Bar> activation_bars(
+    const std::vector<std::int64_t>& pieces) {
+  std::vector<Bar> all;
+  for (const bool recompute : {false, true}) {
+    for (const std::int64_t each : pieces) {
+      all.push_back(activation_bar(
+          how_many(each, "micro-batch") + (recompute ? ", recomputed" : ""),
+          run(joined(kOneDevice, " --micro-batches ", each,
+                     recompute ? " --recompute" : ""))));
+    }
+  }
+  return all;
+}
+
+/// The share of one matrix's weights that bf16 steps at this rate change.
+inline Bar changed_bar(double rate, bool master_weights) {
+  const Options options = options_of(
+      joined(kOneDevice, " --dtype bf16 --batch 2 --seq 16 --lr ", rate));
+  single_device::SingleDeviceOptions setup;
+  setup.master_weights = master_weights;
+  single_device::SingleDevice strategy(options, setup);
+  const auto matrix = [&] {
+    return strategy.model().model->named_parameters()[6].tensor;
+  };
+  const std::vector<double> before = matrix().to_vector<double>();
+  for (int step = 0; step < options.steps; ++step) strategy.step(step);
+  const std::vector<double> after = matrix().to_vector<double>();
+  double changed = 0;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    changed += before[i] != after[i];
+  }
+  const double share = changed / static_cast<double>(before.size());
+  return {master_weights ? "with f32 masters" : "bf16 alone", share, 0,
+          percent(share, 0)};
+}
+
+// --- Two devices -------------------------------------------------------------
 
 /// ResNet-50 on two simulated T4, as PyTorch's tutorial has it: 120 images of
 /// 128 x 128.
@@ -42,13 +122,16 @@ inline const std::string kSmall =
     R"({"model_type":"resnet","depths":[1,1],"layer_type":"basic",)"
     R"("embedding_size":8,"hidden_sizes":[8,16],"num_labels":10})";
 
-/// The measured time with its deviation, else the virtual one.
+/// A measured time with its deviation.
+inline Bar measured_bar(const std::string& name, double mean_s, double sd_s) {
+  return {name, mean_s, sd_s,
+          fixed(mean_s, 2) + " \u00b1 " + fixed(sd_s, 2) + " s"};
+}
+
+/// The measured time, else the virtual one.
 inline Bar bar_of(const std::string& name, const StepTime& time) {
-  if (time.mean_s < 0) {
-    return {name, time.virtual_s, 0, fixed(time.virtual_s, 2) + " s"};
-  }
-  return {name, time.mean_s, time.sd_s,
-          fixed(time.mean_s, 2) + " \u00b1 " + fixed(time.sd_s, 2) + " s"};
+  if (time.mean_s >= 0) return measured_bar(name, time.mean_s, time.sd_s);
+  return {name, time.virtual_s, 0, fixed(time.virtual_s, 2) + " s"};
 }
 
 /// One device, two in turn, and splits, which are named by their sizes.
@@ -108,8 +191,8 @@ inline Times measured_on_a_xeon() {
     const std::string name = variant == "single"     ? "one device"
                              : variant == "pipeline" ? row.at(5)
                                                      : "two, in turn";
-    all.push_back({name, std::stod(row.at(6)), std::stod(row.at(7)),
-                   row.at(6) + " \u00b1 " + row.at(7) + " s"});
+    all.push_back(
+        measured_bar(name, std::stod(row.at(6)), std::stod(row.at(7))));
   }
   return all;
 }
@@ -131,11 +214,10 @@ inline CutStep cut_step(std::int64_t rows, const Halves& forward) {
   RankContext context(first), other(second);
   RankContext::Scope scope(context);
   Linear net1("net1", 10, 10, InitOptions());
-  Linear net2;
-  {
+  Linear net2 = [&] {
     RankContext::Scope there(other);
-    net2 = Linear("net2", 10, 5, InitOptions());
-  }
+    return Linear("net2", 10, 5, InitOptions());
+  }();
   const Tensor x = Tensor::empty({rows, 10});
   fill_normal(x, /*seed=*/0, stream_of("rows"), 0, 1);
 
