@@ -99,13 +99,11 @@ std::string verdict_text(const std::string& verdict,
                                : otherwise;
 }
 
-std::string bytes_text(double bytes) { return fixed(bytes, 0); }
-
 Row claim_row(const std::string& who, const std::string& what,
               const Claim& claim) {
   const std::string verdict = verdict_of({claim});
-  return {who, what, claim.predicted < 0 ? "" : bytes_text(claim.predicted),
-          bytes_text(claim.counted),
+  return {who, what, claim.predicted < 0 ? "" : fixed(claim.predicted, 0),
+          fixed(claim.counted, 0),
           claim.predicted == kNoClaim ? "" : verdict_text(verdict, verdict)};
 }
 
@@ -132,7 +130,7 @@ void add_rank_rows(const Report& report, Rows& rows) {
     // Counted values include scratch memory, which depends on the machine
     if (rank.peak_total.simulated > 0) {
       rows.push_back({who, "peak of all kinds", "",
-                      bytes_text(rank.peak_total.simulated), "simulated"});
+                      fixed(rank.peak_total.simulated, 0), "simulated"});
     }
     first = end;
   }
@@ -195,11 +193,11 @@ Picture ledger(const std::vector<CommRecord>& records) {
     }
     rows.push_back(call);
     rows.back().push_back(std::to_string(end - i));
-    rows.back().push_back(bytes_text(bytes));
+    rows.back().push_back(fixed(bytes, 0));
     i = end;
   }
   rows.push_back({"all calls", "", "", "", std::to_string(records.size()),
-                  bytes_text(wire_bytes(records))});
+                  fixed(wire_bytes(records), 0)});
   return table(rows);
 }
 

@@ -44,6 +44,16 @@ auto mapped(const Items& items, const Make& make) {
   return all;
 }
 
+/// The same for each pair of an item and one of `others`.
+template <typename Items, typename Others, typename Make>
+auto mapped(const Items& items, const Others& others, const Make& make) {
+  std::vector<decltype(make(*std::begin(items), *std::begin(others)))> all;
+  for (const auto& item : items) {
+    for (const auto& other : others) all.push_back(make(item, other));
+  }
+  return all;
+}
+
 /// A table with these titles, and the cells row(item) for each item.
 template <typename Items, typename Row>
 Picture table_of(const Cells& titles, const Items& items, const Row& row) {
@@ -106,12 +116,11 @@ Options options_of(const std::string& text, Own&... own) {
   return options;
 }
 
-/// The values of a sweep as bars, whose names are their places with `unit`.
-inline std::vector<Bar> bars_of(const std::vector<pictures::Value>& values,
-                                const std::string& title = "",
-                                const std::string& unit = "") {
+/// The values of a sweep as bars: "t = 4" for the place 4.
+inline std::vector<Bar> bars_of(const std::string& title,
+                                const std::vector<pictures::Value>& values) {
   return mapped(values, [&](const pictures::Value& each) {
-    return Bar{joined(title, each.x, unit), each.y};
+    return Bar{joined(title, each.x), each.y};
   });
 }
 
@@ -143,7 +152,7 @@ inline Bar activation_bar(const std::string& name, const Report& report) {
 }
 
 /// A row for each rank, with its number and then its values.
-inline Picture by_rank(const std::vector<std::string>& titles,
+inline Picture by_rank(const Cells& titles,
                        const std::vector<std::vector<double>>& ranks,
                        int digits) {
   Rows rows = {titles};

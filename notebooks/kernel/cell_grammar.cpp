@@ -17,12 +17,12 @@ using Words = std::vector<std::string_view>;
 
 /// Thrown where a cell leaves the grammar.
 struct Refusal {
-  int line = 0;
-  std::string reason = {};
+  std::string_view at;  ///< a part of the cell
+  std::string reason;
 };
 
 [[noreturn]] void refuse(const Token& at, const std::string& reason) {
-  throw Refusal{at.line, reason};
+  throw Refusal{at.text, reason};
 }
 
 /// The token in quotes, as the beginning of a reason.
@@ -245,7 +245,8 @@ CellOutline outline_of(std::string_view cell) {
   try {
     return {check(tokens_of(cell).list)};
   } catch (const Refusal& refusal) {
-    return {CellKind::kRefused, refusal.reason, refusal.line};
+    const auto line = std::count(cell.data(), refusal.at.data(), '\n') + 1;
+    return {CellKind::kRefused, refusal.reason, static_cast<int>(line)};
   }
 }
 

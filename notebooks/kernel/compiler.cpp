@@ -94,14 +94,10 @@ std::string missing_symbols(clang::Interpreter& clang,
 /// Throws std::runtime_error where clang does not start with these arguments.
 std::unique_ptr<clang::Interpreter> make_clang(
     const std::vector<std::string>& arguments) {
-  static const bool ready = [] {
-    llvm::InitializeNativeTarget();
-    llvm::InitializeNativeTargetAsmPrinter();
-    // <iostream> of GCC 13 and later has a line of assembly.
-    llvm::InitializeNativeTargetAsmParser();
-    return true;
-  }();
-  static_cast<void>(ready);
+  llvm::InitializeNativeTarget();
+  llvm::InitializeNativeTargetAsmPrinter();
+  // <iostream> of GCC 13 and later has a line of assembly.
+  llvm::InitializeNativeTargetAsmParser();
   std::vector<const char*> words;
   for (const std::string& word : arguments) words.push_back(word.c_str());
   clang::IncrementalCompilerBuilder builder;
@@ -142,13 +138,6 @@ class Names : public clang::VisibleDeclConsumer {
   std::string prefix_;
   std::set<std::string> names_;
 };
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
 
 /// The identifiers of a qualified name.
 std::vector<std::string> words_of(const std::string& name) {
@@ -369,7 +358,10 @@ std::vector<std::string> Compiler::completions(std::string_view code) {
   const std::string name = last_name(code);
   const ChildResult found = in_child([&] { return names_that_continue(name); },
                                      diagnostics_, kLimit_s);
-  return found.finished ? lines_of(found.text) : std::vector<std::string>{};
+  std::vector<std::string> names;
+  std::istringstream lines(found.finished ? found.text : "");
+  for (std::string line; std::getline(lines, line);) names.push_back(line);
+  return names;
 }
 
 }  // namespace shardbook::notebook

@@ -7,8 +7,8 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <boost/core/demangle.hpp>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -65,11 +65,7 @@ JupyterKernel* the_kernel = nullptr;
 /// The type of the exception that is being handled.
 std::string current_exception_type() {
   const std::type_info* type = abi::__cxa_current_exception_type();
-  if (type == nullptr) return "exception";
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(
-      abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), std::free);
-  return name ? name.get() : type->name();
+  return type == nullptr ? "exception" : boost::core::demangle(type->name());
 }
 
 /// Runs `work` and returns how it failed, if it did.

@@ -26,17 +26,13 @@ class Reader {
   explicit Reader(std::string_view cell) : cell_(cell) {}
 
   Tokens read() {
-    int line = 1;
     for (std::size_t end = 0; skip_to_token(); end = at_) {
       const std::size_t begin = at_;
-      const auto gap = cell_.substr(end, begin - end);
-      line += static_cast<int>(std::count(gap.begin(), gap.end(), '\n'));
       const bool begins_line =
-          tokens_.list.empty() || gap.find('\n') != std::string_view::npos;
+          end == 0 ||
+          cell_.substr(end, begin - end).find('\n') != std::string_view::npos;
       const TokenKind kind = read_token(begins_line);
-      const auto text = cell_.substr(begin, at_ - begin);
-      tokens_.list.push_back({kind, text, line});
-      line += static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+      tokens_.list.push_back({kind, cell_.substr(begin, at_ - begin)});
     }
     return tokens_;
   }

@@ -16,7 +16,6 @@ enum class TokenKind { kWord, kNumber, kText, kSymbol, kDirective };
 struct Token {
   TokenKind kind = TokenKind::kSymbol;
   std::string_view text = {};  ///< a part of the cell
-  int line = 1;                ///< counted from 1
 };
 
 /// The change of bracket depth at a token: 1 for ( { [, 2 for [[, -1 for ) } ],

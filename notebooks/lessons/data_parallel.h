@@ -164,12 +164,6 @@ inline std::vector<double> gradient_norms(ProcessGroup& dp, Average average) {
   return {own, grad_norm(mine.parameters()), backward(whole, lesson::batch(0))};
 }
 
-/// A row for each of four ranks.
-inline Picture norms(Average average) {
-  return by_rank({"rank", "own samples", "after averaging", "one device"},
-                 on_ranks(4, gradient_norms, average), 4);
-}
-
 /// A training with small buckets: 0.05 MiB for the first, 0.2 MiB for the others.
 inline const std::string kInBuckets =
     "02_ddp --first-bucket-mb 0.05 --bucket-mb 0.2" + kSmall + " --steps 12";

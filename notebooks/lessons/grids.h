@@ -117,12 +117,6 @@ inline Picture distances_table(const std::vector<std::vector<double>>& all) {
       all, 6);
 }
 
-/// For an exercise: the first element of a rank's piece of a vector.
-inline double first_element(int i, int j, int q, std::int64_t n) {
-  const Shards piece = summa::vector_part({q, i, j});
-  return static_cast<double>(runs_of(piece, {n}, /*dim=*/0)[0].begin);
-}
-
 // --- 2D: bytes, times, norms -------------------------------------------------
 
 /// Elements that an average rank sends: roots send more than the others.

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -44,11 +43,7 @@ inline std::string on_shapes(const std::string& model, std::int64_t batch,
 
 /// The most bytes of all kinds at one time, in the last step on shapes.
 inline double peak(const Report& report) {
-  std::int64_t most = 0;
-  for (const sim::MemorySample& sample : report.timelines[0].memory) {
-    most = std::max(most, sample.total());
-  }
-  return static_cast<double>(most);
+  return memory_peak(sim::last_step(report.timelines));
 }
 
 /// Peaks of steps of 1, 2, 3, ... samples. The lines across are the last step's
@@ -72,16 +67,12 @@ inline Picture peaks(const std::string& title, const std::string& model,
 /// Each number of micro-batches, first without and then with recomputation.
 inline std::vector<Bar> activation_bars(
     const std::vector<std::int64_t>& pieces) {
-  std::vector<Bar> all;
-  for (const bool recompute : {false, true}) {
-    for (const std::int64_t each : pieces) {
-      all.push_back(activation_bar(
-          how_many(each, "micro-batch") + (recompute ? ", recomputed" : ""),
-          run(joined(kOneDevice, " --micro-batches ", each,
-                     recompute ? " --recompute" : ""))));
-    }
-  }
-  return all;
+  return mapped(std::vector<int>{0, 1}, pieces, [](int again, std::int64_t m) {
+    return activation_bar(
+        how_many(m, "micro-batch") + (again ? ", recomputed" : ""),
+        run(joined(kOneDevice, " --micro-batches ", m,
+                   again ? " --recompute" : "")));
+  });
 }
 
 /// The share of one matrix's weights that bf16 steps at this rate change.
@@ -204,12 +195,10 @@ struct CutStep {
   std::vector<CommRecord> records = {};  ///< of the first device
 };
 
-/// The outputs of two layers, the second of which is on another device.
-using Halves =
-    std::function<Tensor(Linear& net1, Linear& net2, const Tensor& x,
-                         const Device& second, const SharedLedger& ledger)>;
-
-inline CutStep cut_step(std::int64_t rows, const Halves& forward) {
+/// `forward(net1, net2, x, second, ledger)` is the output of two layers, the second
+/// of which is on another device.
+template <typename Forward>
+CutStep cut_step(std::int64_t rows, const Forward& forward) {
   const Device first = Device::cpu(0), second = Device::cpu(1);
   RankContext context(first), other(second);
   RankContext::Scope scope(context);
@@ -268,12 +257,6 @@ inline std::string against_whole_batch(const std::string& variant) {
   const Report report = run_and_compare(options_of(kSmall), chapter);
   return variant +
          (report.parity.passed ? ": like the whole batch\n" : ": DIFFERENT\n");
-}
-
-/// What both devices send in one step.
-inline double bytes_of_step() {
-  const Report report = run(kTutorial + " --steps 1 --split-size 20");
-  return report.ranks[0].bytes.counted + report.ranks[1].bytes.counted;
 }
 
 }  // namespace notes

@@ -171,13 +171,12 @@ inline moe::Routing two_and_two() {
 
 /// d/dw of the mean of (w x)^2 over all 8 tokens: 2 x^2 / 8, summed.
 inline double right_gradient(int expert) {
-  double sum = 0;
+  double squares = 0;
   for (int rank = 0; rank < 2; ++rank) {
-    const std::vector<double> x = tokens_of(rank).to_vector<double>();
-    const auto first = static_cast<std::size_t>(2 * expert);
-    sum += x[first] * x[first] + x[first + 1] * x[first + 1];
+    const Tensor x = slice(tokens_of(rank), 0, 2 * expert, 2 * expert + 2);
+    squares += sum(square(x)).item();
   }
-  return 2 * sum / 8;
+  return 2 * squares / 8;
 }
 
 /// Beside one device: the gradient behind backward, divided in several ways.
@@ -228,7 +227,7 @@ inline Training train(const std::string& line) {
 
 /// The largest load of an expert, on average over the layers, for several
 /// factors of the balancing loss.
-inline Picture sweep(const std::vector<double>& coefficients) {
+inline Picture busiest_loads(const std::vector<double>& coefficients) {
   const auto bar_of = [](double coefficient) {
     const Training training = train(joined(
         kSmall, " --steps 30 --no-check --aux-coefficient ", coefficient));
@@ -244,16 +243,16 @@ inline Picture sweep(const std::vector<double>& coefficients) {
 
 /// Exposed messages of GPTs of these widths, for 8 ranks of `textbook` with
 /// 16,384 tokens each.
-inline Picture exposed_shares(const std::vector<int>& widths) {
-  const auto bar_of = [](int width) {
-    const Report report = run(joined(
+inline Picture exposed_shares(const std::vector<double>& widths) {
+  const auto line = [](double width) {
+    return joined(
         "13_moe --world-size 8 --batch 128 --seq 1024 --steps 2 --no-check",
         kTextbook, R"( --model '{"n_layer": 4, "n_head": 4, )",
-        R"("vocab_size": 256, "n_positions": 1024, "n_embd": )", width, "}'"));
-    return Bar{joined("width ", width), exposed_share(report)};
+        R"("vocab_size": 256, "n_positions": 1024, "n_embd": )", width, "}'");
   };
   return bars("Wider experts wait less for their tokens",
-              mapped(widths, bar_of), {"%", 0.01}, "comm");
+              bars_of("width ", sweep(line, widths, exposed_share)),
+              {"%", 0.01}, "comm");
 }
 
 // --- Answers -------------------------------------------------------------------

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the notebooks 07_tensor_parallel and 12_sequence_parallel call: matrices
-// and sequences and their parts, attention in blocks, runs on ranks and on
-// shapes, and tables of their results.
+// What the notebooks 07_tensor_parallel, 11_dtensor and 12_sequence_parallel call:
+// matrices and sequences and their parts, changes of layout and products, attention
+// in blocks, runs on ranks and on shapes, and tables of their results.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,10 @@
 
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/07_tensor_parallel/megatron_layers.h"
+#include "chapters/11_dtensor/dtensor.h"
+#include "chapters/11_dtensor/dtensor_ops.h"
 #include "chapters/11_dtensor/placement_picture.h"
+#include "chapters/11_dtensor/redistribute.h"
 #include "chapters/12_sequence_parallel/bill.h"
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/12_sequence_parallel/sequence_layout.h"
@@ -24,6 +27,7 @@
 #include "core/attention_block.h"
 #include "core/ops.h"
 #include "notebooks/lessons.h"
+#include "notebooks/live_ranks.h"
 
 namespace notes {
 
@@ -104,6 +108,181 @@ inline double bytes_of_blocks() {
   return all - 2 * activations - loss - norm;
 }
 
+// --- Layouts -----------------------------------------------------------------
+
+/// Which ranks of a mesh hold which parts of a matrix, for several layouts.
+inline Picture layouts(const Shape& shape,
+                       const std::vector<dtensor::Placements>& all,
+                       const Shape& mesh) {
+  return holders("The second axis cuts what the first one leaves",
+                 mapped(all, [&](const dtensor::Placements& each) {
+                   return dtensor::held_by("x", shape, each, mesh);
+                 }));
+}
+
+// --- Changes of layout --------------------------------------------------------
+
+/// Whole, cut by rows, cut by columns.
+inline const dtensor::Placements kThree = {
+    dtensor::replicate(), dtensor::shard(0), dtensor::shard(1)};
+
+/// The calls that turn `from` into `to` on four ranks.
+inline std::vector<dtensor::Call> calls_between(const dtensor::Placement& from,
+                                                const dtensor::Placement& to,
+                                                const Shape& shape) {
+  return dtensor::calls_of({from}, {to}, shape, /*mesh=*/{4}, {0});
+}
+
+/// The collective of each change of an 8 x 8 matrix on four ranks.
+inline Picture changes() {
+  const auto row = [](const dtensor::Placement& from) {
+    Cells row = {dtensor::text(from)};
+    for (const dtensor::Placement& to : kThree) {
+      const auto calls = calls_between(from, to, {8, 8});
+      std::string text;
+      for (const dtensor::Call& call : calls) {
+        text += joined(comm_op_name(call.op), " ");
+      }
+      text += fixed(dtensor::wire_elements(calls, {4}), 0);
+      row.push_back(calls.empty() ? "-" : text);
+    }
+    return row;
+  };
+  dtensor::Placements all = kThree;
+  all.push_back(dtensor::partial());
+  return table_of({"from", "to R", "to S(0)", "to S(1)"}, all, row);
+}
+
+/// A layout, what a rank sent for it, and how far its values are from those of
+/// one device.
+struct Result {
+  std::string layout = "";
+  double elements = 0, difference = 0;
+};
+
+inline std::string text_of(const Result& result) {
+  return "difference " + fixed(result.difference, 6) + ", " +
+         fixed(result.elements, 0) + " elements sent per rank\n";
+}
+
+// --- Products -----------------------------------------------------------------
+
+/// Every pair of layouts of X and W on two ranks.
+/// product(world, x, w) is the Result.
+template <typename Product>
+Picture products(const Product& product) {
+  const auto row = [&](const dtensor::Placement& x) {
+    Cells row = {dtensor::text(x)};
+    double largest = 0;
+    for (const dtensor::Placement& w : kThree) {
+      const Result result = on_ranks(2, product, x, w)[0];
+      largest = std::max(largest, result.difference);
+      row.push_back(result.layout + ", " + fixed(result.elements, 0));
+    }
+    row.push_back(largest < 1e-12 ? "yes" : "NO");
+    return row;
+  };
+  return table_of({"X", "W R", "W S(0)", "W S(1)", "all equal"}, kThree, row);
+}
+
+// --- Plans for an MLP -----------------------------------------------------------
+
+/// Y = gelu(X W1) W2 on one device, with the gradients of the sum of squares.
+struct Mlp {
+  Tensor x, w1, w2, y;
+};
+
+inline Mlp one_device(std::int64_t tokens) {
+  Mlp mlp;
+  mlp.x = numbers({tokens, 16}, "x");
+  mlp.w1 = numbers({16, 64}, "w1");
+  mlp.w2 = numbers({64, 16}, "w2");
+  mlp.w1.set_requires_grad();
+  mlp.w2.set_requires_grad();
+  mlp.y = matmul(gelu(matmul(mlp.x, mlp.w1)), mlp.w2);
+  sum(square(mlp.y)).backward();
+  return mlp;
+}
+
+struct Plan {
+  double elements = 0;      ///< forward and backward
+  double weight_share = 0;  ///< of both weights, on a rank
+  double difference = 0;    ///< of Y and of the gradients
+};
+
+/// The largest difference, as a part of the largest number.
+inline double relative(const Tensor& x, const Tensor& right) {
+  return max_abs_difference(x, right) /
+         max_abs_difference(right, right.zeros_like());
+}
+
+inline Tensor whole_gradient(const dtensor::Parameter& p) {
+  return dtensor::from_local(p.local.grad(), p.mesh, p.placements, p.shape)
+      .full_tensor();
+}
+
+/// After backward: what was sent, and what differs from one device.
+inline Plan compare(ProcessGroup& world, const Mlp& mlp,
+                    const dtensor::Parameter& w1, const dtensor::Parameter& w2,
+                    const dtensor::DTensor& y) {
+  Plan plan;
+  plan.elements = sent_elements(world.records());
+  plan.weight_share = double(w1.local.numel() + w2.local.numel()) /
+                      double(mlp.w1.numel() + mlp.w2.numel());
+  plan.difference = std::max({relative(y.full_tensor(), mlp.y),
+                              relative(whole_gradient(w1), mlp.w1.grad()),
+                              relative(whole_gradient(w2), mlp.w2.grad())});
+  return plan;
+}
+
+/// Nine plans on four ranks: try_plan(world, mlp, w1, w2) is the Plan.
+template <typename TryPlan>
+Picture plans(std::int64_t tokens, const TryPlan& try_plan) {
+  const auto run = [&](ProcessGroup& world, const dtensor::Placement& w1,
+                       const dtensor::Placement& w2) {
+    return try_plan(world, one_device(tokens), w1, w2);
+  };
+  Rows rows = mapped(kThree, kThree, [&](const auto& w1, const auto& w2) {
+    const Plan plan = on_ranks(4, run, w1, w2)[0];
+    return Cells{dtensor::text(w1), dtensor::text(w2), fixed(plan.elements, 0),
+                 percent(plan.weight_share, 0),
+                 plan.difference < 1e-12 ? "yes" : "NO"};
+  });
+  rows.insert(rows.begin(),
+              {"W1", "W2", "elements sent", "weights on a rank", "equal"});
+  return table(rows);
+}
+
+// --- Whole trainings --------------------------------------------------------------
+
+/// GPT 1.3B on the shapes of 8 ranks of `textbook`: exposed communication with
+/// all ranks on tp, where tokens move, and on dp, where weights move.
+inline Picture tokens_or_weights(const std::vector<std::int64_t>& tokens) {
+  const auto bar_of = [](std::int64_t each, const std::string& mesh) {
+    const std::string line = joined(
+        "11_dtensor --model gpt-1.3b --world-size 8 --batch 8 --no-check",
+        kTextbook, " --mesh ", mesh, " --seq ", each / 8);
+    return Bar{joined(each, " tokens, ", mesh == "1x8" ? "tp" : "fsdp"),
+               exposed_s(run(line))};
+  };
+  return bars("Few tokens: move the tokens. Many: move the weights",
+              mapped(tokens, Cells{"1x8", "8x1"}, bar_of), {"ms", 1e-3},
+              "comm");
+}
+
+// --- Answers of the exercises -----------------------------------------------------
+
+/// Of [7, 5] with (S(0), S(0)) on 2 x 3 ranks.
+inline double rank_with_nothing() {
+  for (int rank = 0; rank < 6; ++rank) {
+    const dtensor::Block block =
+        dtensor::local_part({7, 5}, {dtensor::shard(0), dtensor::shard(0)},
+                            {2, 3}, {rank / 3, rank % 3});
+    if (shape_numel(block.shape) == 0) return rank;
+  }
+  return -1;
+}
+
 // --- Which rank has which tokens ---------------------------------------------
 
 /// The causal mask of s tokens. A row has the colour of its query's rank.
@@ -169,12 +348,6 @@ inline Picture pairs_table(sp::Layout layout, int c, std::int64_t s) {
   return table(rows);
 }
 
-/// For an exercise: where the second chunk of a rank begins.
-inline double second_chunk(int rank, int c, std::int64_t s) {
-  return static_cast<double>(
-      sp::token_runs(sp::Layout::kZigzag, rank, c, s)[1].first);
-}
-
 // --- Attention in blocks -----------------------------------------------------
 
 /// Normal numbers [1, 32, 8] that depend on the name alone: two heads of four.
@@ -188,10 +361,6 @@ inline AttentionOptions two_heads() {
   options.heads = 2;
   options.causal = false;
   return options;
-}
-
-inline Tensor attention_of_one_device() {
-  return attention(sequence("q"), sequence("k"), sequence("v"), two_heads());
 }
 
 /// Output and logarithms of sums of these queries over these keys and values.
@@ -258,14 +427,6 @@ inline Bar step_bar(const std::string& name, const std::string& options) {
       R"("n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257)";
   return {name, step_s(on_shapes("--cluster dgx-a100 --dtype bf16 " + options,
                                  4, gpt2, 32768))};
-}
-
-inline Picture step_bars() {
-  return bars("Zigzag takes a third off the step of a ring",
-              {step_bar("ring, contiguous", "--kind ring"),
-               step_bar("ring, zigzag", "--kind ring --layout zigzag"),
-               step_bar("Ulysses", "--kind ulysses")},
-              {"ms", 1e-3});
 }
 
 /// Exposed communication of a step on 8 ranks of `textbook`, by the tokens of a
