@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -14,11 +13,12 @@ namespace {
 
 namespace svg = pictures::svg;
 namespace text_table = pictures::text_table;
-using Rows = std::vector<std::vector<std::string>>;
+using text_table::Row;
+using Rows = std::vector<Row>;
 
 std::string table_html(const Rows& rows, const char* first_row = "th") {
   std::string html = "<table>\n";
-  for (const std::vector<std::string>& row : rows) {
+  for (const Row& row : rows) {
     html += "<tr>";
     for (const std::string& cell : row) {
       html +=
@@ -46,30 +46,21 @@ std::vector<std::int64_t> shown_of(std::int64_t size) {
   return shown;
 }
 
-std::string value_text(const Tensor& x, double value) {
-  return is_floating(x.dtype()) ? fmt::format("{:.4g}", value)
-                                : fmt::format("{:.0f}", value);
-}
-
-std::string title_of(const Tensor& x) {
-  return fmt::format("{} {} on {}", dtype_name(x.dtype()),
-                     shape_text(x.shape()), x.device().name());
-}
-
 // The tensor as a matrix: all dims but the last are rows.
 Rows values_of(const Tensor& x) {
   const std::int64_t columns = x.ndim() == 0 ? 1 : x.size(-1);
   const std::int64_t num_rows = columns == 0 ? 0 : x.numel() / columns;
   const std::vector<double> values = x.to_vector<double>();
+  const auto text_of = [&](double value) {
+    return is_floating(x.dtype()) ? fmt::format("{:.4g}", value)
+                                  : fixed(value, 0);
+  };
   Rows rows;
   for (const std::int64_t i : shown_of(num_rows)) {
     rows.emplace_back();
     for (const std::int64_t j : shown_of(columns)) {
-      rows.back().push_back(
-          i < 0 || j < 0
-              ? "..."
-              : value_text(x,
-                           values[static_cast<std::size_t>(i * columns + j)]));
+      const auto at = static_cast<std::size_t>(i * columns + j);
+      rows.back().push_back(i < 0 || j < 0 ? "..." : text_of(values[at]));
     }
   }
   return rows;
@@ -77,7 +68,9 @@ Rows values_of(const Tensor& x) {
 
 Picture tensor_picture(const Tensor& x) {
   if (!x.defined()) return {"an undefined tensor", "", ""};
-  const std::string title = title_of(x);
+  const std::string title =
+      fmt::format("{} {} on {}", dtype_name(x.dtype()), shape_text(x.shape()),
+                  x.device().name());
   if (x.is_meta()) return {title + ": a shape without values", "", ""};
   const Rows rows = values_of(x);
   return {title + "\n" + text_table::align(rows), "",
@@ -99,29 +92,23 @@ std::string image_html(const std::string& svg) {
 
 // --- Claims ------------------------------------------------------------------
 
-std::string verdict_text(const Claim& claim) {
-  const std::string verdict = verdict_of({claim});
+std::string verdict_text(const std::string& verdict,
+                         const std::string& otherwise) {
   return verdict == "passed"   ? "equal"
          : verdict == "failed" ? "DIFFERENT"
-                               : verdict;
+                               : otherwise;
 }
 
-std::string bytes_text(double bytes) { return fmt::format("{:.0f}", bytes); }
-
-std::vector<std::string> claim_row(const std::string& who,
-                                   const std::string& what,
-                                   const Claim& claim) {
-  return {who, what, claim.predicted < 0 ? "" : bytes_text(claim.predicted),
-          bytes_text(claim.counted),
-          claim.predicted == kNoClaim ? "" : verdict_text(claim)};
+Row claim_row(const std::string& who, const std::string& what,
+              const Claim& claim) {
+  const std::string verdict = verdict_of({claim});
+  return {who, what, claim.predicted < 0 ? "" : fixed(claim.predicted, 0),
+          fixed(claim.counted, 0),
+          claim.predicted == kNoClaim ? "" : verdict_text(verdict, verdict)};
 }
 
 bool is_same(const RankReport& a, const RankReport& b) {
-  const auto is_equal = [](const Claim& x, const Claim& y) {
-    return x.predicted == y.predicted && x.counted == y.counted;
-  };
-  return is_equal(a.bytes, b.bytes) &&
-         std::equal(a.held.begin(), a.held.end(), b.held.begin(), is_equal) &&
+  return a.bytes == b.bytes && a.held == b.held &&
          a.peak_total.simulated == b.peak_total.simulated;
 }
 
@@ -143,7 +130,7 @@ void add_rank_rows(const Report& report, Rows& rows) {
     // Counted values include scratch memory, which depends on the machine
     if (rank.peak_total.simulated > 0) {
       rows.push_back({who, "peak of all kinds", "",
-                      bytes_text(rank.peak_total.simulated), "simulated"});
+                      fixed(rank.peak_total.simulated, 0), "simulated"});
     }
     first = end;
   }
@@ -151,7 +138,7 @@ void add_rank_rows(const Report& report, Rows& rows) {
 
 // --- Ledger ------------------------------------------------------------------
 
-std::vector<std::string> call_of(const CommRecord& record) {
+Row call_of(const CommRecord& record) {
   return {comm_op_name(record.op),
           fmt::format("{} of {}", record.group, record.group_size),
           record.label,
@@ -184,17 +171,13 @@ Picture claims(const Report& report) {
   const VirtualTime& time = report.time;
   if (!time.cluster.empty()) {
     const auto microseconds = [](double seconds) {
-      return seconds < 0 ? std::string()
-                         : fmt::format("{:.1f} us", 1e6 * seconds);
+      return seconds < 0 ? "" : fmt::format("{:.1f} us", 1e6 * seconds);
     };
-    const std::string verdict = time_verdict(time);
     rows.push_back(
         {"time", "virtual step on " + time.cluster,
          microseconds(time.closed_form_s),
          microseconds(time.step_s > 0 ? time.step_s : time.simulated_step_s),
-         verdict == "passed"   ? "equal"
-         : verdict == "failed" ? "DIFFERENT"
-                               : "simulated"});
+         verdict_text(time_verdict(time), "simulated")});
   }
   return table(rows);
 }
@@ -202,7 +185,7 @@ Picture claims(const Report& report) {
 Picture ledger(const std::vector<CommRecord>& records) {
   Rows rows = {{"call", "ranks", "for", "elements", "times", "bytes sent"}};
   for (std::size_t i = 0; i < records.size();) {
-    const std::vector<std::string> call = call_of(records[i]);
+    const Row call = call_of(records[i]);
     double bytes = 0;
     std::size_t end = i;
     for (; end < records.size() && call_of(records[end]) == call; ++end) {
@@ -210,11 +193,11 @@ Picture ledger(const std::vector<CommRecord>& records) {
     }
     rows.push_back(call);
     rows.back().push_back(std::to_string(end - i));
-    rows.back().push_back(bytes_text(bytes));
+    rows.back().push_back(fixed(bytes, 0));
     i = end;
   }
   rows.push_back({"all calls", "", "", "", std::to_string(records.size()),
-                  bytes_text(wire_bytes(records))});
+                  fixed(wire_bytes(records), 0)});
   return table(rows);
 }
 

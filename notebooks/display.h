@@ -14,7 +14,6 @@
 // one sees. Every picture is an image of HTML, too, with a text for readers that
 // do not see it: nbconvert 6 empties each SVG, and 7 drops its text.
 
-#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -38,24 +37,11 @@ namespace nl = nlohmann;
 
 namespace shardbook::notebook {
 
-// A cell may have one using declaration, and this one gives it both namespaces.
+// A cell may have one using declaration, and this one gives it all three
+// namespaces. Of `pictures`: bars, curve, curves, memory, memories, mesh, schedule,
+// schedules, timeline and timelines.
 using namespace shardbook;
-
-using pictures::Bar;
-using pictures::bars;
-using pictures::curve;
-using pictures::curves;
-using pictures::memories;
-using pictures::memory;
-using pictures::mesh;
-using pictures::NamedSchedule;
-using pictures::NamedTimelines;
-using pictures::Picture;
-using pictures::schedule;
-using pictures::schedules;
-using pictures::Series;
-using pictures::timeline;
-using pictures::timelines;
+using namespace pictures;
 
 /// The claims of a run: numbers, bytes, memory and virtual time, each predicted
 /// and counted. No wall time.

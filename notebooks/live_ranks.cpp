@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "chapters/programs/programs.h"
 #include "comm/launch.h"
 #include "core/check.h"
 
@@ -20,5 +21,11 @@ void run_on_ranks(int world_size,
     }
   });
 }
+
+// A reference into the library of every chapter. A linker leaves out libraries
+// that nothing refers to, and cells refer to them only later.
+const std::vector<NamedProgram>& every_chapter();
+
+const std::vector<NamedProgram>& every_chapter() { return programs(); }
 
 }  // namespace shardbook::notebook

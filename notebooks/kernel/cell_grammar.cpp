@@ -1,8 +1,10 @@
 #include "notebooks/kernel/cell_grammar.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
+#include <filesystem>
+#include <regex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -15,12 +17,12 @@ using Words = std::vector<std::string_view>;
 
 /// Thrown where a cell leaves the grammar.
 struct Refusal {
-  int line = 0;
-  std::string reason = {};
+  std::string_view at;  ///< a part of the cell
+  std::string reason;
 };
 
 [[noreturn]] void refuse(const Token& at, const std::string& reason) {
-  throw Refusal{at.line, reason};
+  throw Refusal{at.text, reason};
 }
 
 /// The token in quotes, as the beginning of a reason.
@@ -64,9 +66,11 @@ void check_directives(const std::vector<Token>& tokens) {
 
 // ---- Namespaces
 
-/// The { of a namespace whose head begins at `i`; tokens.size() if there is no
+/// The { of the namespace block that begins at `i`; tokens.size() if there is no
 /// block, as in `namespace fs = std::filesystem;`.
 std::size_t open_of_namespace(const std::vector<Token>& tokens, std::size_t i) {
+  if (tokens[i].text == "inline") ++i;
+  if (i == tokens.size() || tokens[i].text != "namespace") return tokens.size();
   for (++i; i < tokens.size(); ++i) {
     if (tokens[i].text == "{") return i;
     if (tokens[i].kind != TokenKind::kWord && tokens[i].text != "::") break;
@@ -75,9 +79,7 @@ std::size_t open_of_namespace(const std::vector<Token>& tokens, std::size_t i) {
 }
 
 bool is_namespace_block(const std::vector<Token>& tokens, std::size_t i) {
-  if (tokens[i].text == "inline") ++i;
-  return i < tokens.size() && tokens[i].text == "namespace" &&
-         open_of_namespace(tokens, i) < tokens.size();
+  return open_of_namespace(tokens, i) < tokens.size();
 }
 
 void check_namespaces(const std::vector<Token>& tokens) {
@@ -88,34 +90,33 @@ void check_namespaces(const std::vector<Token>& tokens) {
              "move " +
                  quoted(tokens[i]) + " and what follows to a cell of its own");
     }
-    if (tokens[i].text == "inline") ++i;
     i = behind_bracket(tokens, open_of_namespace(tokens, i));
   }
 }
 
 // ---- Statements
 
-constexpr const char* kMove = "; put it into a function in a namespace block";
+constexpr char kMove[] = "; put it into a function in a namespace block";
 
-void refuse_word(const Token& first) {
-  static const Words control = {"for",    "while", "do",       "if",
-                                "switch", "try",   "return",   "goto",
-                                "break",  "case",  "continue", "else"};
-  static const Words definition = {"class", "struct",   "union",
-                                   "enum",  "template", "concept"};
-  if (contains(control, first.text)) {
-    refuse(first,
-           quoted(first) + " cannot begin a statement of a cell" + kMove);
+void check_first(const Token& first) {
+  struct Refused {
+    Words words;
+    std::string reason;
+  };
+  static const std::vector<Refused> all = {
+      {{"for", "while", "do", "if", "switch", "try", "return", "goto", "break",
+        "case", "continue", "else"},
+       std::string(" cannot begin a statement of a cell") + kMove},
+      {{"class", "struct", "union", "enum", "template", "concept"},
+       ": types and templates are defined in a namespace block, in a cell of "
+       "its own"},
+      {{"extern"},
+       " declarations belong into a header that the notebook includes"}};
+  for (const auto& [words, reason] : all) {
+    if (contains(words, first.text)) refuse(first, quoted(first) + reason);
   }
-  if (contains(definition, first.text)) {
-    refuse(first, quoted(first) +
-                      ": types and templates are defined in a namespace block, "
-                      "in a cell of its own");
-  }
-  if (first.text == "extern") {
-    refuse(first,
-           "\"extern\" declarations belong into a header that the notebook "
-           "includes");
+  if (first.text == "{") {
+    refuse(first, std::string("a block { } cannot stand in a cell") + kMove);
   }
 }
 
@@ -168,11 +169,7 @@ void check_word(const std::vector<Token>& tokens, std::size_t i) {
 /// Checks the statement that begins at `begin`; returns the index behind it.
 std::size_t check_statement(const std::vector<Token>& tokens,
                             std::size_t begin) {
-  refuse_word(tokens[begin]);
-  if (tokens[begin].text == "{") {
-    refuse(tokens[begin],
-           std::string("a block { } cannot stand in a cell") + kMove);
-  }
+  check_first(tokens[begin]);
   int depth = 0;
   for (std::size_t i = begin; i < tokens.size(); ++i) {
     const Token& token = tokens[i];
@@ -199,18 +196,13 @@ std::size_t check_statement(const std::vector<Token>& tokens,
          "std::cout << value << \"\\n\"; or xcpp::display(value);");
 }
 
-bool is_name_declaration(const Token& first) {
-  return first.text == "using" || first.text == "namespace";
-}
-
 void check_statements(const std::vector<Token>& tokens) {
-  bool has_other = false;
-  bool has_using = false;
+  bool has_other = false, has_using = false;
   for (std::size_t i = 0; i < tokens.size();) {
     if (is_namespace_block(tokens, i)) {
       refuse(tokens[i], "a namespace block belongs into a cell of its own");
     }
-    if (!is_name_declaration(tokens[i])) {
+    if (tokens[i].text != "using" && tokens[i].text != "namespace") {
       has_other = true;
     } else if (has_other) {
       // cling would make it local to the function that the cell becomes.
@@ -228,41 +220,90 @@ void check_statements(const std::vector<Token>& tokens) {
   }
 }
 
-void check(const std::vector<Token>& tokens, CellOutline& outline) {
+CellKind check(const std::vector<Token>& tokens) {
+  if (tokens.empty()) return CellKind::kEmpty;
   for (std::size_t i = 0; i < tokens.size(); ++i) check_word(tokens, i);
-  if (tokens[0].text == "%" || tokens[0].text == "!" || tokens[0].text == "?") {
+  if (contains({"%", "!", "?"}, tokens[0].text)) {
     refuse(tokens[0],
            "magic commands (%, !, ?) are not C++; kernels differ in them");
   }
   if (tokens[0].kind == TokenKind::kDirective) {
     check_directives(tokens);
-    outline.kind = CellKind::kDirectives;
-  } else if (is_namespace_block(tokens, 0)) {
-    check_namespaces(tokens);
-    outline.kind = CellKind::kNamespaces;
-  } else {
-    check_statements(tokens);
-    outline.kind = CellKind::kStatements;
+    return CellKind::kDirectives;
   }
+  if (is_namespace_block(tokens, 0)) {
+    check_namespaces(tokens);
+    return CellKind::kNamespaces;
+  }
+  check_statements(tokens);
+  return CellKind::kStatements;
 }
 
 }  // namespace
 
 CellOutline outline_of(std::string_view cell) {
-  CellOutline outline;
-  const Tokens tokens = tokens_of(cell);
   try {
-    if (!tokens.list.empty()) check(tokens.list, outline);
+    return {check(tokens_of(cell).list)};
   } catch (const Refusal& refusal) {
-    return {CellKind::kRefused, refusal.reason, refusal.line};
+    const auto line = std::count(cell.data(), refusal.at.data(), '\n') + 1;
+    return {CellKind::kRefused, refusal.reason, static_cast<int>(line)};
   }
-  return outline;
 }
 
 std::string completeness_of(std::string_view cell) {
   if (tokens_of(cell).unfinished) return "incomplete";
   const CellOutline outline = outline_of(cell);
   return outline.kind == CellKind::kRefused ? "invalid" : "complete";
+}
+
+Directives directives_of(std::string_view cell) {
+  static const std::regex pragma(R"(#[ \t]*pragma[ \t]+(\w+)([^]*))");
+  static const std::regex cling(
+      R"re([ \t]*(add_include_path|add_library_path|load)[ \t]*)re"
+      R"re(\([ \t]*"([^"]*)"[ \t]*\)[ \t]*(//[^]*)?)re");
+  Directives found;
+  found.rest = cell;
+  for (const Token& token : tokens_of(cell).list) {
+    if (token.kind != TokenKind::kDirective) continue;
+    std::string text(token.text);
+    std::smatch name;
+    if (!std::regex_match(text, name, pragma)) continue;
+    if (name[1] != "cling") {
+      found.error = text + ": of the pragmas, only #pragma cling is known";
+      return found;
+    }
+    const std::string rest = name[2];
+    std::smatch parts;
+    if (!std::regex_match(rest, parts, cling)) {
+      found.error = text +
+                    ": #pragma cling knows add_include_path(\"...\"), "
+                    "add_library_path(\"...\") and load(\"...\")";
+      return found;
+    }
+    found.list.push_back({parts[1], parts[2]});
+    for (char& c :
+         std::span(found.rest)
+             .subspan(token.text.data() - cell.data(), token.text.size())) {
+      if (c != '\n') c = ' ';
+    }
+  }
+  return found;
+}
+
+std::string find_library(const std::string& name,
+                         const std::vector<std::string>& folders) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> beginnings = {""};
+  for (const std::string& folder : folders) beginnings.push_back(folder + "/");
+  for (const std::string& beginning : beginnings) {
+    for (const char* end : {"", ".so"}) {
+      const fs::path file = beginning + name + end;
+      std::error_code ignored;
+      if (fs::is_regular_file(file, ignored))
+        return fs::absolute(file).string();
+    }
+  }
+  return {};
 }
 
 }  // namespace shardbook::notebook

@@ -13,6 +13,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace shardbook::notebook {
 
@@ -28,5 +29,24 @@ CellOutline outline_of(std::string_view cell);
 
 /// For Jupyter's console: "complete", "incomplete" or "invalid".
 std::string completeness_of(std::string_view cell);
+
+/// A #pragma cling line, which clang does not know.
+struct Directive {
+  std::string verb = {};   ///< add_include_path, add_library_path or load
+  std::string value = {};  ///< a path, or the name of a library
+};
+
+struct Directives {
+  std::vector<Directive> list = {};
+  std::string rest = {};   ///< the cell with these lines left empty
+  std::string error = {};  ///< one sentence about the first unknown pragma
+};
+
+Directives directives_of(std::string_view cell);
+
+/// The file that load("name") means: `name` itself, name.so, or either in one
+/// of `folders`. Empty when there is none.
+std::string find_library(const std::string& name,
+                         const std::vector<std::string>& folders);
 
 }  // namespace shardbook::notebook

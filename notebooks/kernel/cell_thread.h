@@ -7,6 +7,7 @@
 // It also sees SIGINT, which asks it to interrupt the cell, and a crash of the
 // cell, which stops that thread for good but not the kernel.
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -16,9 +17,7 @@
 #include <string>
 #include <thread>
 
-#include "notebooks/kernel/output_pipes.h"
-#include "notebooks/kernel/pace.h"
-#include "notebooks/kernel/print_guard.h"
+#include "notebooks/kernel/cell_output.h"
 
 namespace shardbook::notebook {
 
@@ -35,6 +34,34 @@ struct DisplayRequest {
 struct CellOutput {
   OutputPipes::Receiver print;
   std::function<void(const DisplayRequest&)> display;
+};
+
+/// How many messages a cell may send.
+///
+/// A socket keeps a thousand messages for a front end that is busy, and drops
+/// later ones, among them the end of the cell, for which the front end then
+/// waits forever. After a burst, a cell that prints without end is slowed down.
+class Pace {
+ public:
+  /// A message was sent.
+  void count() {
+    next_ = std::max(next_, Clock::now() - kBurst * kInterval) + kInterval;
+  }
+
+  /// Time until the next message may be sent; 0: now.
+  int wait_ms() const {
+    const auto wait =
+        std::chrono::ceil<std::chrono::milliseconds>(next_ - Clock::now());
+    return std::max(0, static_cast<int>(wait.count()));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kBurst = 100;
+  static constexpr std::chrono::milliseconds kInterval{20};
+
+  /// A message may be sent from then on.
+  Clock::time_point next_{};
 };
 
 class CellThread {

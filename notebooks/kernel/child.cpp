@@ -92,7 +92,7 @@ ChildResult in_child(const std::function<std::string()>& work,
                      const std::string& remarks, int limit_s) {
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) {
-    return {false, false, std::string("has no pipe: ") + std::strerror(errno)};
+    return {.text = std::string("has no pipe: ") + std::strerror(errno)};
   }
   const pid_t child = fork();
   if (child == 0) {
@@ -100,35 +100,33 @@ ChildResult in_child(const std::function<std::string()>& work,
     run_child(work, remarks, ends[1], limit_s);
   }
   close(ends[1]);
-  ChildResult result;
   if (child < 0) {
     close(ends[0]);
-    return {false, false,
-            std::string("has no process: ") + std::strerror(errno)};
+    return {.text = std::string("has no process: ") + std::strerror(errno)};
   }
-  const bool ended = read_answer(ends[0], result.text);
+  std::string answer;
+  const bool ended = read_answer(ends[0], answer);
   close(ends[0]);
   if (!ended) kill(child, SIGKILL);
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  const std::string answer = std::move(result.text);
   const char last = answer.empty() ? kRemarked : answer.back();
-  const std::string text = answer.substr(0, answer.size() - !answer.empty());
-  result.interrupted = is_interrupted() && !ended;
-  result.finished = ended && last == kReturned && WIFEXITED(status);
-  if (!result.finished) result.remarks = text;
-  if (result.finished) {
-    result.text = text;
-  } else if (result.interrupted) {
+  if (!answer.empty()) answer.pop_back();
+  if (ended && last == kReturned && WIFEXITED(status)) {
+    return {.finished = true, .text = answer};
+  }
+  ChildResult result{.interrupted = is_interrupted() && !ended,
+                     .remarks = answer};
+  const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  if (result.interrupted) {
     result.text = "was interrupted";
   } else if (!ended) {
     result.text = "waits for ever";
-  } else if (WIFSIGNALED(status) &&
-             (WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGPROF)) {
+  } else if (signal == SIGXCPU || signal == SIGPROF) {
     result.text = "did not end within " + std::to_string(limit_s) + " seconds";
-  } else if (WIFSIGNALED(status)) {
-    result.text = std::string("crashed (") + strsignal(WTERMSIG(status)) + ")";
+  } else if (signal != 0) {
+    result.text = std::string("crashed (") + strsignal(signal) + ")";
   } else {
     result.text = "ended too early";
   }

@@ -5,10 +5,10 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace clang {
-class CompilerInstance;
 class Interpreter;
 }  // namespace clang
 
@@ -39,13 +39,13 @@ class Compiler {
   /// Loads a shared library, whose symbols cells then see. Throws CellError.
   void load(const std::string& file);
 
-  /// The names that begin with the last word of `name`, in the scope or object
+  /// The names that continue the last word of `code`, in the scope or object
   /// that comes before it: shardbook::Ten, x.sha.
-  std::vector<std::string> completions(const std::string& name);
+  std::vector<std::string> completions(std::string_view code);
 
-  /// The declaration and the comment of a name such as shardbook::Tensor;
-  /// empty if there is none.
-  std::string description(const std::string& name);
+  /// The declaration and the comment of the name that ends `code`, such as
+  /// shardbook::Tensor; empty if there is none.
+  std::string description(std::string_view code);
 
  private:
   std::string compile_only(const std::string& code);

@@ -3,6 +3,7 @@
 #include <llvm/IR/CFG.h>
 #include <llvm/IR/Dominators.h>
 #include <llvm/IR/IRBuilder.h>
+#include <llvm/IR/InstIterator.h>
 #include <llvm/IR/Module.h>
 #include <llvm/Transforms/Utils/BasicBlockUtils.h>
 
@@ -24,10 +25,6 @@ extern "C" void shardbook_kernel_interrupt() {
 }
 
 namespace shardbook::notebook {
-
-void set_interrupted(bool value) { interrupted = value; }
-bool is_interrupted() { return interrupted != 0; }
-
 namespace {
 
 /// The jumps back to the head of a loop: their ends dominate them.
@@ -47,12 +44,11 @@ std::vector<llvm::Instruction*> jumps_back(llvm::Function& function) {
 }
 
 bool calls(const llvm::BasicBlock& block, llvm::StringRef name) {
-  for (const llvm::Instruction& instruction : block) {
+  return llvm::any_of(block, [&](const llvm::Instruction& instruction) {
     const auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
     const llvm::Function* callee = call ? call->getCalledFunction() : nullptr;
-    if (callee != nullptr && callee->getName() == name) return true;
-  }
-  return false;
+    return callee != nullptr && callee->getName() == name;
+  });
 }
 
 /// True if an exception from this call would reach a noexcept function, such as
@@ -83,14 +79,12 @@ std::set<const llvm::Function*> functions_that_must_not_throw(
     const llvm::Module& module) {
   std::vector<const llvm::Function*> open;
   const auto visit = [&](const llvm::Function& function, bool all) {
-    for (const llvm::BasicBlock& block : function) {
-      for (const llvm::Instruction& instruction : block) {
-        const auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
-        if (call == nullptr || call->getCalledFunction() == nullptr) continue;
-        const auto* invoke = llvm::dyn_cast<llvm::InvokeInst>(call);
-        if (all || (invoke != nullptr && must_not_throw(*invoke))) {
-          open.push_back(call->getCalledFunction());
-        }
+    for (const llvm::Instruction& instruction : llvm::instructions(function)) {
+      const auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
+      if (call == nullptr || call->getCalledFunction() == nullptr) continue;
+      const auto* invoke = llvm::dyn_cast<llvm::InvokeInst>(call);
+      if (all || (invoke != nullptr && must_not_throw(*invoke))) {
+        open.push_back(call->getCalledFunction());
       }
     }
   };
@@ -118,6 +112,9 @@ void add_check(llvm::Instruction* before, llvm::Value* flag,
 
 }  // namespace
 
+void set_interrupted(bool value) { interrupted = value; }
+bool is_interrupted() { return interrupted != 0; }
+
 void add_interruption_checks(llvm::Module& module) {
   llvm::LLVMContext& context = module.getContext();
   const llvm::FunctionCallee interrupt = module.getOrInsertFunction(
@@ -138,14 +135,12 @@ void add_interruption_checks(llvm::Module& module) {
     // Functions known not to throw may throw now, and so may their callers.
     function.removeFnAttr(llvm::Attribute::NoUnwind);
     function.setUWTableKind(llvm::UWTableKind::Async);
-    for (llvm::BasicBlock& block : function) {
-      for (llvm::Instruction& instruction : block) {
-        auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
-        if (call == nullptr) continue;
-        const llvm::Function* callee = call->getCalledFunction();
-        if (callee == nullptr || !callee->isIntrinsic()) {
-          call->removeFnAttr(llvm::Attribute::NoUnwind);
-        }
+    for (llvm::Instruction& instruction : llvm::instructions(function)) {
+      auto* call = llvm::dyn_cast<llvm::CallBase>(&instruction);
+      if (call == nullptr) continue;
+      const llvm::Function* callee = call->getCalledFunction();
+      if (callee == nullptr || !callee->isIntrinsic()) {
+        call->removeFnAttr(llvm::Attribute::NoUnwind);
       }
     }
   }

@@ -11,8 +11,6 @@
 // returns. Loops that a destructor or another noexcept function calls have no
 // checks either: an exception would end the program there.
 
-#include <memory>
-
 namespace llvm {
 class Module;
 }

@@ -1,31 +1,71 @@
-#include "notebooks/kernel/jupyter_kernel.h"
+// The Jupyter kernel of the book: C++17 in the cells that xeus-cling accepts.
+//
+//   shardbook_kernel -f CONNECTION_FILE [ARGUMENTS OF CLANG...]
+//
+// Jupyter starts it by the kernel.json next to it.
 
 #include <cxxabi.h>
+#include <unistd.h>
 
-#include <cstdlib>
+#include <boost/core/demangle.hpp>
+#include <chrono>
 #include <exception>
+#include <iostream>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <typeinfo>
+#include <vector>
 
 #include "notebooks/kernel/cell_grammar.h"
-#include "notebooks/kernel/cursor.h"
-#include "notebooks/kernel/directives.h"
+#include "notebooks/kernel/cell_thread.h"
+#include "notebooks/kernel/compiler.h"
 #include "notebooks/kernel/interruption.h"
+#include "notebooks/kernel/tokens.h"
 #include "notebooks/kernel/xcpp/xdisplay.hpp"
+#include "notebooks/kernel/xeus_compat.h"
 
 namespace shardbook::notebook {
 namespace {
+
+/// Answers Jupyter's requests; xeus speaks the protocol.
+class JupyterKernel : public XeusInterpreter {
+ public:
+  explicit JupyterKernel(std::vector<std::string> clang_arguments);
+
+  /// For cells, on any thread: see CellThread::show().
+  static void show(const DisplayRequest& request);
+
+ private:
+  void configure_impl() override {}
+  nl::json execute(int count, const std::string& code, bool silent) override;
+  nl::json complete_request_impl(const std::string& code, int cursor) override;
+  nl::json inspect_request_impl(const std::string& code, int cursor,
+                                int detail) override;
+  nl::json is_complete_request_impl(const std::string& code) override;
+  nl::json kernel_info_request_impl() override;
+  void shutdown_request_impl() override;
+
+  void run_cell(int count, const std::string& code);
+  void run_directives(const std::string& code, const std::string& name);
+  void run_on_cell_thread(const std::function<void()>& work, bool silent);
+  void try_on_cell_thread(const std::function<void()>& work);
+  CellOutput output(bool silent);
+  void publish_display(const DisplayRequest& request);
+
+  std::vector<std::string> library_folders_;
+  bool has_run_ = false;
+  CellThread thread_;
+  std::unique_ptr<Compiler> compiler_;  ///< used on the cell thread alone
+};
 
 JupyterKernel* the_kernel = nullptr;
 
 /// The type of the exception that is being handled.
 std::string current_exception_type() {
   const std::type_info* type = abi::__cxa_current_exception_type();
-  if (type == nullptr) return "exception";
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(
-      abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), std::free);
-  return name ? name.get() : type->name();
+  return type == nullptr ? "exception" : boost::core::demangle(type->name());
 }
 
 /// Runs `work` and returns how it failed, if it did.
@@ -45,6 +85,27 @@ std::optional<CellError> failure_of(const std::function<void()>& work) {
   return {};
 }
 
+/// The byte at which character `position` of a text in UTF-8 begins: Jupyter's
+/// cursor counts characters.
+std::size_t byte_of(std::string_view text, int position) {
+  const auto continues = [&](std::size_t at) {
+    return at < text.size() &&
+           (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  std::size_t at = 0;
+  for (; at < text.size() && position > 0; --position) {
+    do ++at;
+    while (continues(at));
+  }
+  return at;
+}
+
+/// The end of the word that has begun at `at`.
+std::size_t end_of_word(std::string_view text, std::size_t at) {
+  while (at < text.size() && !last_word(text.substr(at, 1)).empty()) ++at;
+  return at;
+}
+
 }  // namespace
 
 JupyterKernel::JupyterKernel(std::vector<std::string> clang_arguments) {
@@ -58,14 +119,12 @@ void JupyterKernel::show(const DisplayRequest& request) {
 }
 
 CellOutput JupyterKernel::output(bool silent) {
-  if (silent) {
-    return {[](const char*, const std::string&) {},
-            [](const DisplayRequest&) {}};
-  }
-  return {[this](const char* name, const std::string& text) {
-            publish_stream(name, text);
+  return {[=, this](const char* name, const std::string& text) {
+            if (!silent) publish_stream(name, text);
           },
-          [this](const DisplayRequest& request) { publish_display(request); }};
+          [=, this](const DisplayRequest& request) {
+            if (!silent) publish_display(request);
+          }};
 }
 
 void JupyterKernel::publish_display(const DisplayRequest& request) {
@@ -112,28 +171,22 @@ void JupyterKernel::run_directives(const std::string& code,
     throw CellError{"PragmaError", directives.error};
   }
   for (const Directive& directive : directives.list) {
-    switch (directive.kind) {
-      case DirectiveKind::kIncludePath:
-        compiler_->add_include_path(directive.value);
-        break;
-      case DirectiveKind::kLibraryPath:
-        library_folders_.push_back(directive.value);
-        break;
-      case DirectiveKind::kLoad: {
-        const std::string file =
-            find_library(directive.value, library_folders_);
-        if (file.empty()) {
-          throw CellError{
-              "LoadError",
-              "load(\"" + directive.value + "\"): there is no such library" +
-                  (library_folders_.empty()
-                       ? "; add_library_path(\"...\") tells where to look"
-                       : " in " + library_folders_.back()) +
-                  "; ./shardbook notebook builds the book's libraries"};
-        }
-        compiler_->load(file);
-        break;
-      }
+    const std::string& value = directive.value;
+    if (directive.verb == "add_include_path") {
+      compiler_->add_include_path(value);
+    } else if (directive.verb == "add_library_path") {
+      library_folders_.push_back(value);
+    } else if (const auto file = find_library(value, library_folders_);
+               !file.empty()) {
+      compiler_->load(file);
+    } else {
+      throw CellError{
+          "LoadError",
+          "load(\"" + value + "\"): there is no such library" +
+              (library_folders_.empty()
+                   ? "; add_library_path(\"...\") tells where to look"
+                   : " in " + library_folders_.back()) +
+              "; ./shardbook notebook builds the book's libraries"};
     }
   }
   if (directives.rest.find('#') != std::string::npos) {
@@ -144,20 +197,15 @@ void JupyterKernel::run_directives(const std::string& code,
 void JupyterKernel::run_cell(int count, const std::string& code) {
   const std::string name = "cell " + std::to_string(count);
   const CellOutline outline = outline_of(code);
-  switch (outline.kind) {
-    case CellKind::kEmpty:
-      break;
-    case CellKind::kRefused:
-      throw CellError{"GrammarError", name + ", line " +
-                                          std::to_string(outline.line) + ": " +
-                                          outline.reason};
-    case CellKind::kDirectives:
-      run_directives(code, name);
-      break;
-    case CellKind::kNamespaces:
-    case CellKind::kStatements:
-      compiler_->run(code, name);
-      break;
+  if (outline.kind == CellKind::kRefused) {
+    throw CellError{"GrammarError", name + ", line " +
+                                        std::to_string(outline.line) + ": " +
+                                        outline.reason};
+  }
+  if (outline.kind == CellKind::kDirectives) {
+    run_directives(code, name);
+  } else if (outline.kind != CellKind::kEmpty) {
+    compiler_->run(code, name);
   }
 }
 
@@ -181,29 +229,30 @@ nl::json JupyterKernel::execute(int count, const std::string& code,
   return xeus::create_successful_reply();
 }
 
+/// Without what `work` looks up, the front end shows nothing.
+void JupyterKernel::try_on_cell_thread(const std::function<void()>& work) {
+  try {
+    run_on_cell_thread(work, true);
+  } catch (const CellError&) {
+  }
+}
+
 nl::json JupyterKernel::complete_request_impl(const std::string& code,
                                               int cursor) {
   const std::string before = code.substr(0, byte_of(code, cursor));
-  const int begin = cursor - characters_in(word_before(before, before.size()));
+  // A character of a word is a byte
+  const int begin = cursor - static_cast<int>(last_word(before).size());
   std::vector<std::string> names;
-  try {
-    const std::string name = name_before(before, before.size());
-    run_on_cell_thread([&] { names = compiler_->completions(name); }, true);
-  } catch (const CellError&) {
-    // Without names, the front end shows none.
-  }
+  try_on_cell_thread([&] { names = compiler_->completions(before); });
   return xeus::create_complete_reply(names, begin, cursor);
 }
 
 nl::json JupyterKernel::inspect_request_impl(const std::string& code,
                                              int cursor, int) {
-  const std::string name = name_around(code, byte_of(code, cursor));
+  const std::string to_end =
+      code.substr(0, end_of_word(code, byte_of(code, cursor)));
   std::string text;
-  try {
-    run_on_cell_thread([&] { text = compiler_->description(name); }, true);
-  } catch (const CellError&) {
-    // The same.
-  }
+  try_on_cell_thread([&] { text = compiler_->description(to_end); });
   if (text.empty()) return xeus::create_inspect_reply();
   return xeus::create_inspect_reply(true, {{"text/plain", text}});
 }
@@ -219,31 +268,59 @@ nl::json JupyterKernel::kernel_info_request_impl() {
 }
 
 void JupyterKernel::shutdown_request_impl() {
-  // The globals of cells are destroyed on the thread that made them.
-  try {
-    run_on_cell_thread([&] { compiler_.reset(); }, true);
-  } catch (const CellError&) {
-    // It has crashed: there is nothing left to destroy.
-  }
+  // The globals of cells are destroyed on the thread that made them. Where it has
+  // crashed, there is nothing left to destroy.
+  try_on_cell_thread([&] { compiler_.reset(); });
 }
 
 // ---- Called by cells: xcpp/xdisplay.hpp
 
 void display_bundle(const nl::json& bundle, const std::string& id,
                     bool update) {
-  DisplayRequest request;
-  request.kind =
-      update ? DisplayRequest::Kind::kUpdate : DisplayRequest::Kind::kDisplay;
-  request.bundle = bundle;
-  request.id = id;
-  JupyterKernel::show(request);
+  using Kind = DisplayRequest::Kind;
+  JupyterKernel::show({.kind = update ? Kind::kUpdate : Kind::kDisplay,
+                       .bundle = bundle,
+                       .id = id});
 }
 
 void clear_display(bool wait) {
-  DisplayRequest request;
-  request.kind = DisplayRequest::Kind::kClear;
-  request.wait = wait;
-  JupyterKernel::show(request);
+  JupyterKernel::show({.kind = DisplayRequest::Kind::kClear, .wait = wait});
 }
 
 }  // namespace shardbook::notebook
+
+namespace {
+
+/// Ends a kernel whose Jupyter was killed. The thread never ends and touches
+/// nothing that is destroyed.
+void end_with_parent() {
+  std::thread([parent = getppid()] {
+    while (getppid() == parent) {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+    _exit(1);
+  }).detach();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.size() < 2 || words[0] != "-f") {
+    std::cerr << "shardbook_kernel: expected -f CONNECTION_FILE, and then the "
+                 "arguments of clang; Jupyter starts this program\n";
+    return 2;
+  }
+  try {
+    using namespace shardbook::notebook;
+    auto kernel =
+        make_kernel(words[1], std::make_unique<JupyterKernel>(
+                                  std::vector(words.begin() + 2, words.end())));
+    end_with_parent();
+    kernel->start();
+  } catch (const std::exception& error) {
+    std::cerr << "shardbook_kernel: " << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

@@ -1,20 +1,24 @@
 #include "notebooks/kernel/tokens.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstddef>
 
 namespace shardbook::notebook {
 namespace {
 
-bool starts_word(char c) {
-  return std::isalpha(static_cast<unsigned char>(c)) || c == '_';
-}
+bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)); }
+bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)); }
 
 bool in_word(char c) {
-  return starts_word(c) || std::isdigit(static_cast<unsigned char>(c));
+  return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
 }
 
-bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)); }
+bool is_sign_of_exponent(char before, char c) {
+  constexpr std::string_view kExponents = "eEpP", kSigns = "+-";
+  return kExponents.find(before) != std::string_view::npos &&
+         kSigns.find(c) != std::string_view::npos;
+}
 
 /// Reads one token after the other.
 class Reader {
@@ -22,54 +26,45 @@ class Reader {
   explicit Reader(std::string_view cell) : cell_(cell) {}
 
   Tokens read() {
-    while (skip_to_token()) {
+    for (std::size_t end = 0; skip_to_token(); end = at_) {
       const std::size_t begin = at_;
-      const int line = line_;
-      const TokenKind kind = read_token();
-      at_line_start_ = false;
-      tokens_.list.push_back({kind, cell_.substr(begin, at_ - begin), line});
+      const bool begins_line =
+          end == 0 ||
+          cell_.substr(end, begin - end).find('\n') != std::string_view::npos;
+      const TokenKind kind = read_token(begins_line);
+      tokens_.list.push_back({kind, cell_.substr(begin, at_ - begin)});
     }
     return tokens_;
   }
 
  private:
-  char peek(std::size_t ahead = 0) const {
-    return at_ + ahead < cell_.size() ? cell_[at_ + ahead] : '\0';
-  }
+  char peek() const { return at_ < cell_.size() ? cell_[at_] : '\0'; }
 
   bool sees(std::string_view text) const {
     return cell_.substr(at_, text.size()) == text;
   }
 
-  void step() {
-    if (at_ >= cell_.size()) return;
-    if (cell_[at_] == '\n') {
-      ++line_;
-      at_line_start_ = true;
-    }
-    ++at_;
-  }
-
-  void step_over(std::size_t count) {
-    for (; count > 0; --count) step();
+  void go_to_end_of_line() {
+    at_ = std::min(cell_.find('\n', at_), cell_.size());
   }
 
   /// Stops after `end`. A cell without it is unfinished.
-  void step_behind(std::string_view end) {
-    while (at_ < cell_.size() && !sees(end)) step();
-    if (at_ >= cell_.size()) tokens_.unfinished = true;
-    step_over(end.size());
+  void go_behind(std::string_view end) {
+    const std::size_t found = cell_.find(end, at_);
+    const bool is_missing = found == std::string_view::npos;
+    if (is_missing) tokens_.unfinished = true;
+    at_ = is_missing ? cell_.size() : found + end.size();
   }
 
   bool skip_to_token() {
     while (at_ < cell_.size()) {
       if (sees("//")) {
-        while (at_ < cell_.size() && peek() != '\n') step();
+        go_to_end_of_line();
       } else if (sees("/*")) {
-        step_over(2);
-        step_behind("*/");
+        at_ += 2;
+        go_behind("*/");
       } else if (is_space(peek())) {
-        step();
+        ++at_;
       } else {
         return true;
       }
@@ -77,79 +72,72 @@ class Reader {
     return false;
   }
 
-  TokenKind read_token() {
-    if (peek() == '#' && at_line_start_) return read_directive();
-    if (peek() == '"' || peek() == '\'') return read_quoted(peek());
-    if (std::isdigit(static_cast<unsigned char>(peek()))) {
+  TokenKind read_token(bool begins_line) {
+    const char first = peek();
+    if (first == '#' && begins_line) return read_directive();
+    if (first == '"' || first == '\'') return read_quoted(first);
+    if (is_digit(first)) {
       // 1'000, 0x1p-3, 1e+5
       while (in_word(peek()) || peek() == '.' || peek() == '\'' ||
-             ((peek() == '+' || peek() == '-') && is_exponent(cell_[at_ - 1])))
-        step();
+             is_sign_of_exponent(cell_[at_ - 1], peek())) {
+        ++at_;
+      }
       return TokenKind::kNumber;
     }
-    if (starts_word(peek())) return read_word();
-    for (const std::string_view two : {"::", "->", "[[", "]]"}) {
-      if (!sees(two)) continue;
-      step_over(2);
-      return TokenKind::kSymbol;
-    }
-    step();
+    if (in_word(first)) return read_word();
+    const bool has_two = sees("::") || sees("->") || sees("[[") || sees("]]");
+    at_ += has_two ? 2 : 1;
     return TokenKind::kSymbol;
   }
 
-  static bool is_exponent(char c) {
-    return c == 'e' || c == 'E' || c == 'p' || c == 'P';
-  }
-
   TokenKind read_directive() {
-    while (at_ < cell_.size() && peek() != '\n') {
-      if (peek() == '\\' && peek(1) == '\n') step();
-      step();
+    go_to_end_of_line();
+    while (at_ < cell_.size() && cell_[at_ - 1] == '\\') {
+      ++at_;
+      go_to_end_of_line();
     }
     return TokenKind::kDirective;
   }
 
   TokenKind read_quoted(char quote) {
-    step();
-    while (at_ < cell_.size() && peek() != quote && peek() != '\n') {
-      if (peek() == '\\') step();
-      step();
+    for (++at_; peek() != quote && peek() != '\n' && at_ < cell_.size();
+         ++at_) {
+      if (peek() == '\\') ++at_;
     }
     if (peek() != quote) tokens_.unfinished = true;
-    step();
+    at_ = std::min(at_ + 1, cell_.size());
     return TokenKind::kText;
   }
 
   /// A word, or a literal with a prefix: R"(...)", u8"...".
   TokenKind read_word() {
     const std::size_t begin = at_;
-    while (in_word(peek())) step();
+    while (in_word(peek())) ++at_;
     const std::string_view word = cell_.substr(begin, at_ - begin);
-    const bool is_prefix = word == "R" || word == "L" || word == "u" ||
-                           word == "U" || word == "u8" || word == "LR" ||
-                           word == "uR" || word == "UR" || word == "u8R";
+    constexpr std::string_view kPrefixes[] = {"R",  "L",  "u",  "U",  "u8",
+                                              "LR", "uR", "UR", "u8R"};
+    const bool is_prefix = std::find(std::begin(kPrefixes), std::end(kPrefixes),
+                                     word) != std::end(kPrefixes);
     if (!is_prefix || peek() != '"') return TokenKind::kWord;
     if (word.back() != 'R') return read_quoted('"');
-    const std::size_t open = cell_.find('(', at_);
-    if (open == std::string_view::npos) {
-      tokens_.unfinished = true;
-      step_over(cell_.size() - at_);
-      return TokenKind::kText;
-    }
-    const std::string end =
-        ")" + std::string(cell_.substr(at_ + 1, open - at_ - 1)) + "\"";
-    step_behind(end);
+    const auto delimiter =
+        cell_.substr(at_ + 1, cell_.find('(', at_) - at_ - 1);
+    go_behind(")" + std::string(delimiter) + "\"");
     return TokenKind::kText;
   }
 
   std::string_view cell_;
   std::size_t at_ = 0;
-  int line_ = 1;
-  bool at_line_start_ = true;
   Tokens tokens_;
 };
 
 }  // namespace
+
+std::string_view last_word(std::string_view text) {
+  std::size_t begin = text.size();
+  while (begin > 0 && in_word(text[begin - 1])) --begin;
+  return text.substr(begin);
+}
 
 int depth_of(const Token& token) {
   if (token.kind != TokenKind::kSymbol) return 0;

@@ -16,7 +16,6 @@ enum class TokenKind { kWord, kNumber, kText, kSymbol, kDirective };
 struct Token {
   TokenKind kind = TokenKind::kSymbol;
   std::string_view text = {};  ///< a part of the cell
-  int line = 1;                ///< counted from 1
 };
 
 /// The change of bracket depth at a token: 1 for ( { [, 2 for [[, -1 for ) } ],
@@ -32,5 +31,8 @@ struct Tokens {
 /// Comments and white space are dropped. Symbols have one character, except
 /// :: -> and [[ ]], which have two. The tokens refer to `cell`.
 Tokens tokens_of(std::string_view cell);
+
+/// The word that ends a text: a part of an identifier, or nothing.
+std::string_view last_word(std::string_view text);
 
 }  // namespace shardbook::notebook

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "notebooks/kernel/directives.h"
 #include "notebooks/kernel/tokens.h"
 #include "tests/support/temp_folder.h"
 
@@ -121,11 +120,11 @@ TEST(CellDirectives, PragmasOfClingAreTakenOut) {
       "#pragma cling add_library_path(\"b\")");
   EXPECT_EQ(found.error, "");
   ASSERT_EQ(found.list.size(), 3);
-  EXPECT_EQ(found.list[0].kind, DirectiveKind::kIncludePath);
+  EXPECT_EQ(found.list[0].verb, "add_include_path");
   EXPECT_EQ(found.list[0].value, "..");
-  EXPECT_EQ(found.list[1].kind, DirectiveKind::kLoad);
+  EXPECT_EQ(found.list[1].verb, "load");
   EXPECT_EQ(found.list[1].value, "lib");
-  EXPECT_EQ(found.list[2].kind, DirectiveKind::kLibraryPath);
+  EXPECT_EQ(found.list[2].verb, "add_library_path");
   // Lines keep their numbers.
   EXPECT_EQ(std::count(found.rest.begin(), found.rest.end(), '\n'), 3);
   EXPECT_EQ(found.rest.find("pragma"), std::string::npos);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "chapters/13_moe/load.h"
 #include "chapters/13_moe/moe_strategy.h"
 #include "chapters/common/run/program.h"
+#include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 #include "notebooks/lessons.h"
@@ -25,25 +27,18 @@ using namespace shardbook::notebook;
 
 // --- Gates and slots -----------------------------------------------------------
 
-/// Normal logits and their softmax, for each token; `lean` is added to the
-/// logits of expert 0.
-inline moe::GateValues random_gates(std::int64_t tokens, std::int64_t experts,
-                                    double lean) {
+/// Normal numbers; `lean` is added to the logits of expert 0.
+inline Tensor random_logits(std::int64_t tokens, std::int64_t experts,
+                            double lean) {
   const Tensor logits =
       numbers({tokens, experts}, "logits", /*mean=*/0, /*seed=*/3);
   auto* values = static_cast<double*>(logits.raw());
   for (std::int64_t t = 0; t < tokens; ++t) values[t * experts] += lean;
-  return {softmax(logits).to_vector<double>(), logits.to_vector<double>()};
+  return logits;
 }
 
-/// The gates of `tokens` tokens from number `first` on.
-inline moe::GateValues part_of(const moe::GateValues& all, std::int64_t first,
-                               std::int64_t tokens, std::int64_t experts) {
-  const auto cut = [&](const std::vector<double>& values) {
-    const auto begin = values.begin() + first * experts;
-    return std::vector<double>(begin, begin + tokens * experts);
-  };
-  return {cut(all.gates), cut(all.logits)};
+inline moe::GateValues gates_of(const Tensor& logits) {
+  return {softmax(logits).to_vector<double>(), logits.to_vector<double>()};
 }
 
 /// Without random numbers: the first tokens keep their slots.
@@ -59,14 +54,6 @@ inline moe::GateOptions gate_options(std::int64_t experts, std::int64_t k,
   return options;
 }
 
-inline std::string place_text(const moe::Routing& routing,
-                              std::int64_t choice) {
-  const auto i = static_cast<std::size_t>(choice);
-  const std::string expert = joined("expert ", routing.expert[i]);
-  return routing.slot[i] < 0 ? expert + ": full"
-                             : joined(expert, ", slot ", routing.slot[i]);
-}
-
 /// A row per token: the probability of each expert, and the place of each
 /// choice.
 inline Picture places(const moe::GateValues& values,
@@ -78,14 +65,17 @@ inline Picture places(const moe::GateValues& values,
   for (std::int64_t j = 0; j < routing.k; ++j) {
     rows[0].push_back(joined("choice ", j + 1));
   }
+  std::size_t gate = 0, choice = 0;
   for (std::int64_t t = 0; t < routing.tokens; ++t) {
-    rows.push_back({std::to_string(t)});
+    rows.push_back(cells(t));
     for (std::int64_t e = 0; e < routing.experts; ++e) {
-      const auto i = static_cast<std::size_t>(t * routing.experts + e);
-      rows.back().push_back(fixed(values.gates[i], 2));
+      rows.back().push_back(fixed(values.gates[gate++], 2));
     }
-    for (std::int64_t j = 0; j < routing.k; ++j) {
-      rows.back().push_back(place_text(routing, t * routing.k + j));
+    for (std::int64_t j = 0; j < routing.k; ++j, ++choice) {
+      const auto slot = routing.slot[choice];
+      rows.back().push_back(
+          joined("expert ", routing.expert[choice],
+                 slot < 0 ? ": full" : joined(", slot ", slot)));
     }
   }
   return table(rows);
@@ -93,11 +83,8 @@ inline Picture places(const moe::GateValues& values,
 
 /// The load of the busiest expert, over an even one.
 inline double busiest(const std::vector<std::int64_t>& counts) {
-  double most = 0, all = 0;
-  for (const std::int64_t count : counts) {
-    most = std::max(most, static_cast<double>(count));
-    all += static_cast<double>(count);
-  }
+  const double most = *std::max_element(counts.begin(), counts.end());
+  const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
   return most * static_cast<double>(counts.size()) / all;
 }
 
@@ -112,7 +99,8 @@ Picture drops(const std::vector<double>& leans,
     rows[0].push_back("factor " + fixed(factor, 2));
   }
   for (const double lean : leans) {
-    const moe::GateValues values = random_gates(kTokens, kExperts, lean);
+    const moe::GateValues values =
+        gates_of(random_logits(kTokens, kExperts, lean));
     rows.push_back({fixed(lean, 1)});
     for (const double factor : factors) {
       const moe::Routing routing =
@@ -135,32 +123,30 @@ struct Journey {
   std::vector<double> returned = {};  ///< [tokens]
 };
 
-/// Numbers, a dot for each empty place, a bar between the ranks.
-inline std::string numbers_text(const std::vector<double>& all,
-                                std::size_t begin, std::size_t end,
-                                std::size_t per_rank) {
-  std::string text;
-  for (std::size_t i = begin; i < end; ++i) {
-    if (i > begin && (i - begin) % per_rank == 0) text += " |";
-    text += all[i] == 0 ? "  ." : " " + fixed(all[i], 0);
-  }
-  return text;
-}
-
-/// Two ranks with two experts each.
+/// Two ranks with two experts each. A dot is an empty place; a bar is between the
+/// slots of two ranks.
 inline Picture journeys(const std::vector<Journey>& all) {
+  const auto text_of = [](const double* begin, std::size_t size,
+                          std::size_t per_rank) {
+    std::string text;
+    for (std::size_t i = 0; i < size; ++i) {
+      if (i > 0 && i % per_rank == 0) text += " |";
+      text += begin[i] == 0 ? "  ." : " " + fixed(begin[i], 0);
+    }
+    return text;
+  };
   Rows rows = {{"rank", "expert", "slots"}};
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const std::size_t size = all[rank].arrived.size() / 2;
     for (std::size_t e = 0; e < 2; ++e) {
-      rows.push_back({std::to_string(rank), std::to_string(2 * rank + e),
-                      numbers_text(all[rank].arrived, e * size, (e + 1) * size,
-                                   size / 2)});
+      rows.push_back(
+          cells(rank, 2 * rank + e,
+                text_of(all[rank].arrived.data() + e * size, size, size / 2)));
     }
   }
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    rows.push_back({std::to_string(rank), "back home",
-                    numbers_text(all[rank].returned, 0, 4, 4)});
+    rows.push_back(
+        cells(rank, "back home", text_of(all[rank].returned.data(), 4, 4)));
   }
   return table(rows);
 }
@@ -185,13 +171,12 @@ inline moe::Routing two_and_two() {
 
 /// d/dw of the mean of (w x)^2 over all 8 tokens: 2 x^2 / 8, summed.
 inline double right_gradient(int expert) {
-  double sum = 0;
+  double squares = 0;
   for (int rank = 0; rank < 2; ++rank) {
-    const std::vector<double> x = tokens_of(rank).to_vector<double>();
-    const auto first = static_cast<std::size_t>(2 * expert);
-    sum += x[first] * x[first] + x[first + 1] * x[first + 1];
+    const Tensor x = slice(tokens_of(rank), 0, 2 * expert, 2 * expert + 2);
+    squares += sum(square(x)).item();
   }
-  return 2 * sum / 8;
+  return 2 * squares / 8;
 }
 
 /// Beside one device: the gradient behind backward, divided in several ways.
@@ -201,8 +186,8 @@ inline Picture gradients(const std::vector<double>& after_backward,
   for (const double by : divisors) rows[0].push_back("/ " + fixed(by, 0));
   for (int expert = 0; expert < 2; ++expert) {
     const double own = after_backward[static_cast<std::size_t>(expert)];
-    rows.push_back({std::to_string(expert), fixed(right_gradient(expert), 4),
-                    fixed(own, 4)});
+    rows.push_back(
+        cells(expert, fixed(right_gradient(expert), 4), fixed(own, 4)));
     for (const double by : divisors) rows.back().push_back(fixed(own / by, 4));
   }
   return table(rows);
@@ -210,11 +195,8 @@ inline Picture gradients(const std::vector<double>& after_backward,
 
 // --- Trainings -----------------------------------------------------------------
 
-inline Options small_options(std::int64_t steps) {
-  Options options = nano_options("13_moe", 4, 8, steps);
-  options.dtype = DType::kF64;
-  return options;
-}
+inline const std::string kSmall =
+    "13_moe --dtype f64 --world-size 4 --batch 8" + kNano;
 
 /// The report, and the choices that each expert has got.
 struct Training {
@@ -222,8 +204,10 @@ struct Training {
   moe::Loads loads = {};
 };
 
-inline Training train(const Options& options,
-                      const moe::StrategyOptions& setup) {
+/// A chapter's line.
+inline Training train(const std::string& line) {
+  moe::StrategyOptions setup;
+  const Options options = options_of(line, setup);
   Training result;
   ChapterRun chapter;
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
@@ -243,56 +227,40 @@ inline Training train(const Options& options,
 
 /// The largest load of an expert, on average over the layers, for several
 /// factors of the balancing loss.
-inline Picture sweep(const std::vector<double>& coefficients) {
-  std::vector<Bar> all;
-  for (const double coefficient : coefficients) {
-    moe::StrategyOptions setup;
-    setup.moe.aux_coefficient = coefficient;
-    Options options = small_options(30);
-    options.check = false;
-    const Training training = train(options, setup);
+inline Picture busiest_loads(const std::vector<double>& coefficients) {
+  const auto bar_of = [](double coefficient) {
+    const Training training = train(joined(
+        kSmall, " --steps 30 --no-check --aux-coefficient ", coefficient));
     double load = 0;
     for (const auto& [layer, counts] : training.loads) {
       load += busiest(counts) / static_cast<double>(training.loads.size());
     }
-    all.push_back({"coefficient " + fixed(coefficient, 2), load});
-  }
+    return Bar{"coefficient " + fixed(coefficient, 2), load};
+  };
   return bars("The balancing loss brings the busiest expert near an even load",
-              all, {"x even", 1});
-}
-
-/// Two steps with this number of ranks for a set of experts.
-inline NamedTimelines run_of(const std::string& name, int ep, int zero_stage) {
-  moe::StrategyOptions setup;
-  setup.ep = ep;
-  setup.zero_stage = zero_stage;
-  return {name, train(small_options(2), setup).report.timelines};
+              mapped(coefficients, bar_of), {"x even", 1});
 }
 
 /// Exposed messages of GPTs of these widths, for 8 ranks of `textbook` with
 /// 16,384 tokens each.
-inline Picture exposed_shares(const std::vector<int>& widths) {
-  std::vector<Bar> all;
-  for (const int width : widths) {
-    const std::string model =
-        joined(R"({"n_layer": 4, "n_head": 4, "vocab_size": 256, )"
-               R"("n_positions": 1024, "n_embd": )",
-               width, "}");
-    Options options = textbook_options("13_moe", model, 128, 1024, 2);
-    options.check = false;
-    const Report report = train(options, {}).report;
-    all.push_back({joined("width ", width),
-                   report.time.exposed_comm_s / report.time.step_s});
-  }
-  return bars("Wider experts wait less for their tokens", all, {"%", 0.01},
-              "comm");
+inline Picture exposed_shares(const std::vector<double>& widths) {
+  const auto line = [](double width) {
+    return joined(
+        "13_moe --world-size 8 --batch 128 --seq 1024 --steps 2 --no-check",
+        kTextbook, R"( --model '{"n_layer": 4, "n_head": 4, )",
+        R"("vocab_size": 256, "n_positions": 1024, "n_embd": )", width, "}'");
+  };
+  return bars("Wider experts wait less for their tokens",
+              bars_of("width ", sweep(line, widths, exposed_share)),
+              {"%", 0.01}, "comm");
 }
 
 // --- Answers -------------------------------------------------------------------
 
 /// Bytes of all-to-alls that rank 0 sends in the first step.
-inline double counted_bytes(ProcessGroup& world, const Options& options) {
-  const moe::StrategyOptions setup;
+inline double counted_bytes(ProcessGroup& world) {
+  moe::StrategyOptions setup;
+  const Options options = options_of(kSmall, setup);
   DeviceMesh mesh(world,
                   moe::expert_topology(moe::group_sizes(options, setup)));
   moe::MoeStrategy strategy(options, setup, mesh);
