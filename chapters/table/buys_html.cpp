@@ -18,22 +18,12 @@ using pictures::svg::escape;
 
 const char* kDash = "<td>\u2013</td>";
 
-std::vector<double> steps_of(const RunGroup& group) {
-  std::vector<double> seconds;
-  for (const ProgramRun* run : group.runs) {
-    if (run->virtual_run) seconds.push_back(run->virtual_run->step_s.counted);
-  }
-  return seconds;
-}
-
 std::vector<std::string> links_of(const RunGroup& group) {
   std::vector<std::string> links;
   for (const ProgramRun* run : group.runs) {
     if (!run->virtual_run) continue;
     for (const sim::LinkBytes& each : run->virtual_run->links) {
-      const bool is_new =
-          std::find(links.begin(), links.end(), each.link) == links.end();
-      if (is_new && each.bytes > 0) links.push_back(each.link);
+      if (each.bytes > 0) add_once(links, each.link);
     }
   }
   return links;
@@ -90,10 +80,11 @@ std::string idle_cell(const ProgramRun& run) {
 
 std::string group_html(const RunGroup& group, const Runs& runs,
                        const std::string& scatter_group) {
-  const std::vector<double> steps = steps_of(group);
-  const Unit unit = seconds_unit(steps);
-  const double most_s =
-      steps.empty() ? 0 : *std::max_element(steps.begin(), steps.end());
+  const Unit unit = unit_of(pictures::seconds_unit, group.runs, step_of);
+  double most_s = 0;
+  for (const ProgramRun* run : group.runs) {
+    most_s = std::max(most_s, step_of(*run));
+  }
   const std::vector<std::string> links = links_of(group);
   std::vector<Head> heads = {{"strategy"},
                              {"devices"},
@@ -144,7 +135,7 @@ std::string scatter_html(const RunGroup& group, const Runs& runs,
                          const std::string& workload) {
   // One device would be so far from the others that they could not be told
   // apart.
-  std::vector<const ProgramRun*> shown;
+  Chosen shown;
   for (const ProgramRun* run : group.runs) {
     if (run->virtual_run && run->world_size > 1 && run->peak_bytes > 0 &&
         step_of(*run) > 0) {

@@ -6,7 +6,6 @@
 
 #include "chapters/pictures/text_table.h"
 #include "chapters/pictures/units.h"
-#include "chapters/table/internal/text.h"
 #include "chapters/table/run_set.h"
 
 namespace shardbook::table {
@@ -50,15 +49,14 @@ ComparedColumn column_of(const std::string& name,
 }
 
 template <typename ValueOf>
-std::vector<double> values_of(const std::vector<ProgramRun>& runs,
-                              ValueOf value_of) {
+std::vector<double> values_of(const Runs& runs, ValueOf value_of) {
   std::vector<double> values;
   for (const ProgramRun& run : runs) values.push_back(value_of(run));
   return values;
 }
 
 /// Virtual time compares with virtual time only.
-bool have_virtual_time(const std::vector<ProgramRun>& runs) {
+bool have_virtual_time(const Runs& runs) {
   return std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
     return run.virtual_run && run.device != "cuda";
   });
@@ -68,12 +66,11 @@ bool train_the_same(const ProgramRun& a, const ProgramRun& b) {
   return a.setting == b.setting && a.samples == b.samples;
 }
 
-const ProgramRun* yardstick_of(const std::vector<ProgramRun>& runs) {
+const ProgramRun* yardstick_of(const Runs& runs) {
   return runs.front().world_size == 1 ? &runs.front() : nullptr;
 }
 
-ComparedColumn speed_ups(const std::vector<ProgramRun>& runs,
-                         const std::vector<double>& step_s) {
+ComparedColumn speed_ups(const Runs& runs, const std::vector<double>& step_s) {
   ComparedColumn column{"speed-up", "", "over one device", {}};
   const ProgramRun* one = yardstick_of(runs);
   bool all_fit = true;
@@ -92,8 +89,7 @@ ComparedColumn speed_ups(const std::vector<ProgramRun>& runs,
   return column;
 }
 
-ComparedColumn peaks(const std::vector<ProgramRun>& runs,
-                     const internal::Marks& marks) {
+ComparedColumn peaks(const Runs& runs, const Marks& marks) {
   ComparedColumn column = column_of(
       "peak", values_of(runs, [](const auto& run) { return run.peak_bytes; }),
       kBytes, "most memory in use at one time, by the fullest rank");
@@ -105,8 +101,7 @@ ComparedColumn peaks(const std::vector<ProgramRun>& runs,
   return column;
 }
 
-ComparedColumn claims(const std::vector<ProgramRun>& runs,
-                      const internal::Marks& marks) {
+ComparedColumn claims(const Runs& runs, const Marks& marks) {
   ComparedColumn column{"claims", "", "those that hold, of those measured", {}};
   for (const ProgramRun& run : runs) {
     const auto [failed, measured] = count_claims(run);
@@ -144,7 +139,7 @@ std::string line_of(const std::string& label, std::size_t label_width,
   return text + line + "\n";
 }
 
-std::string rows_text(const std::vector<ProgramRun>& runs,
+std::string rows_text(const Runs& runs,
                       const std::vector<ComparedColumn>& columns) {
   std::size_t label_width = 0, used = 0;
   for (const ComparedColumn& column : columns) used += 2 + width_of(column);
@@ -168,16 +163,14 @@ std::string rows_text(const std::vector<ProgramRun>& runs,
 
 const char* const kComparedTitle = "Compared";
 
-bool are_compared(const std::vector<ProgramRun>& runs) {
+bool are_compared(const Runs& runs) {
   return !runs.empty() &&
          std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
            return run.title == kComparedTitle;
          });
 }
 
-ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
-                           bool has_colours) {
-  const internal::Marks marks = internal::marks_of(charset, has_colours);
+ComparedTable compare_runs(const Runs& runs, const Marks& marks) {
   const bool is_virtual = have_virtual_time(runs);
   const std::vector<double> step_s = values_of(runs, [&](const auto& run) {
     return is_virtual ? run.virtual_run->step_s.counted : run.wall_step_s;
@@ -234,15 +227,14 @@ std::vector<std::string> legend_of(const ComparedTable& table) {
   return legend;
 }
 
-std::string format_compared(const std::vector<ProgramRun>& runs,
-                            Charset charset, bool has_colours) {
-  const ComparedTable table = compare_runs(runs, charset, has_colours);
+std::string format_compared(const Runs& runs, const Marks& marks) {
+  const ComparedTable table = compare_runs(runs, marks);
   std::string text = table.setting.empty() ? "" : wrap(table.setting) + "\n";
   text += rows_text(runs, table.columns) + "\n";
   for (const std::string& remark : table.remarks) text += wrap(remark);
   return text + wrap(fmt::format("{}", fmt::join(legend_of(table), " "))) +
-         internal::other_trainings_lines(runs) + "\n" +
-         format_claims(runs, charset, has_colours);
+         other_trainings_lines(pointers_to(runs)) + "\n" +
+         format_claims(runs, marks);
 }
 
 }  // namespace shardbook::table

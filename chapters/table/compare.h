@@ -21,7 +21,7 @@ namespace shardbook::table {
 
 /// The title of the rows that `./shardbook compare` keeps.
 extern const char* const kComparedTitle;
-bool are_compared(const std::vector<ProgramRun>& runs);
+bool are_compared(const Runs& runs);
 
 struct ComparedColumn {
   std::string name;
@@ -36,15 +36,12 @@ struct ComparedTable {
   std::vector<std::string> remarks;     ///< on runs of another setting
 };
 
-ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
-                           bool has_colours = false);
+ComparedTable compare_runs(const Runs& runs, const Marks& marks);
 
 /// What the columns mean: "step: virtual time on dgx-a100.", "speed-up: ..."
 std::vector<std::string> legend_of(const ComparedTable& table);
 
-/// The table with its legend, at most 80 columns wide, and the claims. With
-/// colours, marks are green or red.
-std::string format_compared(const std::vector<ProgramRun>& runs,
-                            Charset charset, bool has_colours = false);
+/// The table with its legend, at most 80 columns wide, and the claims.
+std::string format_compared(const Runs& runs, const Marks& marks);
 
 }  // namespace shardbook::table

@@ -14,8 +14,6 @@
 namespace shardbook::table::internal {
 namespace {
 
-using Drawn = std::vector<const ProgramRun*>;
-
 constexpr std::size_t kMostTimelines = 6;
 constexpr std::size_t kMostRanks = 4;  // of each of two timelines
 
@@ -24,15 +22,15 @@ double bubble_of(const ProgramRun& run) {
 }
 
 // One device would be so much longer that the others could not be read.
-Drawn drawable(const std::vector<const ProgramRun*>& runs) {
-  Drawn drawn;
+Chosen drawable(const Chosen& runs) {
+  Chosen drawn;
   for (const ProgramRun* run : runs) {
     if (run->world_size > 1 && has_timeline(*run)) drawn.push_back(run);
   }
   return drawn;
 }
 
-bool are_few(const Drawn& drawn) {
+bool are_few(const Chosen& drawn) {
   return drawn.size() >= 2 && drawn.size() <= kMostTimelines;
 }
 
@@ -58,11 +56,11 @@ double contrast(const ProgramRun& a, const ProgramRun& b) {
 
 // The timelines: all runs of the only group, the two of a larger page that differ
 // most, or all runs of a small group.
-Drawn choose_timelines(const std::vector<RunGroup>& groups) {
-  Drawn best;
+Chosen choose_timelines(const std::vector<RunGroup>& groups) {
+  Chosen best;
   double most = 0;
   for (const RunGroup& group : groups) {
-    const Drawn drawn = drawable(group.runs);
+    const Chosen drawn = drawable(group.runs);
     if (groups.size() == 1 && are_few(drawn)) return drawn;
     for (const ProgramRun* a : drawn) {
       for (const ProgramRun* b : drawn) {
@@ -74,7 +72,7 @@ Drawn choose_timelines(const std::vector<RunGroup>& groups) {
   }
   for (const RunGroup& group : groups) {
     if (!best.empty()) break;
-    const Drawn drawn = drawable(group.runs);
+    const Chosen drawn = drawable(group.runs);
     if (are_few(drawn)) best = drawn;
   }
   return best;
@@ -111,27 +109,27 @@ void add_scatter(const std::vector<RunGroup>& groups, const Runs& runs,
 }
 
 // The line of compared sets whose steps differ most.
-Drawn most_changed(const Runs& runs) {
-  Drawn drawn;
+Chosen most_changed(const Runs& runs) {
+  Chosen drawn;
   double most = -1;
-  for (const ComparedRuns& line : compare_sets(runs)) {
+  for (const Chosen& line : compare_sets(runs)) {
     const bool all =
-        std::all_of(line.runs.begin(), line.runs.end(),
+        std::all_of(line.begin(), line.end(),
                     [](const ProgramRun* run) { return has_timeline(*run); });
-    if (!all || !are_few(line.runs)) continue;
+    if (!all || !are_few(line)) continue;
     double change = 0;
-    for (const ProgramRun* run : line.runs) {
-      change = std::max(
-          change, std::abs(std::log(step_of(*run) / step_of(*line.runs[0]))));
+    for (const ProgramRun* run : line) {
+      change = std::max(change,
+                        std::abs(std::log(step_of(*run) / step_of(*line[0]))));
     }
     if (change <= most) continue;
     most = change;
-    drawn = line.runs;
+    drawn = line;
   }
   return drawn;
 }
 
-std::string title_of_timelines(Drawn drawn, const Runs& runs) {
+std::string title_of_timelines(Chosen drawn, const Runs& runs) {
   std::stable_sort(
       drawn.begin(), drawn.end(),
       [](const auto* a, const auto* b) { return step_of(*a) < step_of(*b); });
@@ -154,7 +152,7 @@ std::string title_of_timelines(Drawn drawn, const Runs& runs) {
 FirstLook first_look(const Runs& runs) {
   std::vector<RunGroup> groups = simulated_groups(runs);
   FirstLook look;
-  Drawn drawn;
+  Chosen drawn;
   if (are_sets(runs)) {
     drawn = most_changed(runs);
   } else {

@@ -97,35 +97,20 @@ std::string capitalized(std::string text) {
   return text;
 }
 
-Unit largest(const std::vector<double>& values,
-             const std::vector<Unit>& units) {
-  double least = 0;
-  for (const double value : values) {
-    if (value > 0 && (least == 0 || value < least)) least = value;
-  }
-  return pictures::largest_below(least, units);
-}
-
 }  // namespace
 
-Unit seconds_unit(const std::vector<double>& values) {
-  return largest(values, {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
-}
-
-Unit bytes_unit(const std::vector<double>& values) {
-  return largest(values, {{"B", 1},
-                          {"KiB", 1024.0},
-                          {"MiB", 1024.0 * 1024},
-                          {"GiB", 1024.0 * 1024 * 1024}});
+Unit unit_of(Unit (*choose)(double), const Chosen& runs,
+             double (*value)(const ProgramRun& run)) {
+  double least = 0;
+  for (const ProgramRun* run : runs) {
+    const double each = value(*run);
+    if (each > 0 && (least == 0 || each < least)) least = each;
+  }
+  return choose(least);
 }
 
 std::string number_text(double value, const Unit& unit) {
-  if (value < 0) return "\u2013";
-  const double count = value / unit.size;
-  const int decimals = count >= 99.95 || count == 0 ? 0
-                       : count >= 9.995             ? 1
-                                                    : 2;
-  return fmt::format("{:.{}f}", count, decimals);
+  return value < 0 ? "\u2013" : pictures::text(value, {"", unit.size});
 }
 
 std::string open_table(const std::string& name,

@@ -12,7 +12,6 @@ namespace shardbook::table {
 namespace {
 
 using internal::are_sets;
-using internal::Runs;
 using internal::sign_html;
 using pictures::svg::escape;
 
@@ -64,7 +63,7 @@ std::string data_html(const Runs& runs) {
 // The runs of a group under its title: first what they buy, then the proofs.
 std::string runs_html(const Runs& runs, const ReportLinks& links) {
   std::vector<RunGroup> groups = simulated_groups(runs);
-  const std::vector<const ProgramRun*> trained = trained_runs(runs);
+  const Chosen trained = trained_runs(runs);
   if (!trained.empty()) groups.push_back({"Proof", trained});
   std::string text = "<section id=\"runs\"><h2>The runs</h2>\n";
   for (const RunGroup& group : groups) {

@@ -149,7 +149,7 @@ constexpr const char* kAxis =
     "aria-hidden=\"true\"></div></div>";
 
 // The classes of all runs, in the order of the book, and idle time.
-std::string timeline_legend(const std::vector<const ProgramRun*>& drawn) {
+std::string timeline_legend(const Chosen& drawn) {
   std::set<std::pair<std::string, std::string>> used;
   for (const ProgramRun* run : drawn) {
     const Classes classes = pictures::classes_of(*run->virtual_run->timeline);
@@ -237,8 +237,7 @@ bool has_timeline(const ProgramRun& run) {
          run.virtual_run->timeline->step_s > 0;
 }
 
-std::string timelines_html(const std::string& title,
-                           const std::vector<const ProgramRun*>& drawn,
+std::string timelines_html(const std::string& title, const Chosen& drawn,
                            const Runs& runs) {
   const std::string setting = setting_of(*drawn.front());
   const bool is_same = std::all_of(

@@ -108,6 +108,10 @@ struct ProgramRun {
   std::vector<LayerLoad> expert_loads;  ///< empty: no experts
 };
 
+using Runs = std::vector<ProgramRun>;
+/// Some of the runs, in their order.
+using Chosen = std::vector<const ProgramRun*>;
+
 /// Reads the JSON object of one run; `source` names it in messages. Values
 /// that a chapter does not measure may be missing. The claim on time holds
 /// when the closed form of a step and its virtual time are equal to 1e-9,

@@ -9,6 +9,7 @@
 #include "chapters/table/internal/page.h"
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"
+#include "core/how_many.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
@@ -155,6 +156,205 @@ std::string source_html(const ProgramRun& run, const std::string& book) {
   return text + "</p>\n";
 }
 
+// ---- A sweep over split sizes
+
+/// One of the two clocks.
+struct Clock {
+  std::string title, note;
+  double SweepTime::*seconds;
+  bool has_deviation;
+};
+
+double deviation(const Clock& clock, const SweepTime& time) {
+  return clock.has_deviation ? time.wall_sd_s : 0;
+}
+
+std::string time_text(const Clock& clock, const SweepTime& time) {
+  const std::string mean = sim::seconds_text(time.*clock.seconds);
+  return clock.has_deviation ? fmt::format("{} \u00b1 {}", mean,
+                                           sim::seconds_text(time.wall_sd_s))
+                             : mean;
+}
+
+std::string bars_html(const Sweep& sweep, const Clock& clock,
+                      const SweepTime& best) {
+  const std::vector<std::pair<std::string, const SweepTime*>> bars = {
+      {"one device", &sweep.single},
+      {"naive", &sweep.naive},
+      {fmt::format("splits of {}", best.split_size), &best}};
+  double most = 0;
+  for (const auto& [name, time] : bars) {
+    most = std::max(most, time->*clock.seconds + deviation(clock, *time));
+  }
+  std::string text = "<div class=\"bars wide\">";
+  for (const auto& [name, time] : bars) {
+    const double seconds = time->*clock.seconds;
+    const double sd = deviation(clock, *time);
+    text += fmt::format(
+        "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
+        name,
+        most > 0 ? svg::bar_with_error(seconds / most, sd / most, "time")
+                 : svg::bar(0, "time"),
+        time_text(clock, *time));
+  }
+  return text + "</div>\n";
+}
+
+std::string curve_html(const Sweep& sweep, const Clock& clock) {
+  double most =
+      std::max(sweep.single.*clock.seconds, sweep.naive.*clock.seconds);
+  std::vector<svg::Point> points;
+  for (const SweepTime& time : sweep.pipelined) {
+    most = std::max(most, time.*clock.seconds + deviation(clock, time));
+  }
+  std::string words, axis;
+  const auto count = static_cast<double>(sweep.pipelined.size());
+  for (std::size_t i = 0; i < sweep.pipelined.size(); ++i) {
+    const SweepTime& time = sweep.pipelined[i];
+    const double x = (static_cast<double>(i) + 0.5) / count;
+    points.push_back(
+        {x, time.*clock.seconds / most, deviation(clock, time) / most});
+    words += fmt::format("{}splits of {}: {}", i == 0 ? "" : "; ",
+                         time.split_size, time_text(clock, time));
+    axis += fmt::format("<span style=\"left:{:.2f}%\">{}</span>", 100 * x,
+                        time.split_size);
+  }
+  return fmt::format(
+      "<div class=\"plot\"><b>by split size; lines: one device (solid), "
+      "naive (dashed)</b><div class=\"scale\" aria-hidden=\"true\">"
+      "<span>{}</span><span>0</span></div>{}"
+      "<div class=\"axis\" aria-hidden=\"true\">{}</div></div>\n",
+      sim::seconds_text(most),
+      svg::curve(points, sweep.single.*clock.seconds / most,
+                 sweep.naive.*clock.seconds / most, words),
+      axis);
+}
+
+std::string clock_html(const Sweep& sweep, const Clock& clock) {
+  const SweepTime& best =
+      *std::min_element(sweep.pipelined.begin(), sweep.pipelined.end(),
+                        [&](const SweepTime& a, const SweepTime& b) {
+                          return a.*clock.seconds < b.*clock.seconds;
+                        });
+  if (sweep.single.*clock.seconds <= 0) return "";
+  return fmt::format(
+             "<figure class=\"sweep\"><figcaption><b>{}</b> {}</figcaption>\n",
+             clock.title, svg::escape(clock.note)) +
+         bars_html(sweep, clock, best) + curve_html(sweep, clock) +
+         "</figure>\n";
+}
+
+/// Draws the times of one device, the naive schedule and the best split size as
+/// bars with their deviations, and a curve over the split sizes: once in wall
+/// time and once in virtual time.
+std::string sweep_html(const Sweep& sweep) {
+  return clock_html(sweep, {"Split sizes",
+                            fmt::format("wall time of a step on this "
+                                        "machine, {}, one standard "
+                                        "deviation",
+                                        how_many(sweep.repeats, "repeat")),
+                            &SweepTime::wall_s, true}) +
+         clock_html(sweep, {"Split sizes",
+                            "virtual time of a step on " + sweep.cluster,
+                            &SweepTime::virtual_s, false});
+}
+
+// ---- Bills
+
+constexpr std::size_t kMostGroups = 16;
+
+std::string exact_bytes(double bytes) { return with_commas(bytes) + " B"; }
+
+std::string readable(std::string kind) {
+  std::replace(kind.begin(), kind.end(), '_', ' ');
+  return kind;
+}
+
+std::string row_html(const std::string& name, const Figure& figure) {
+  if (figure.predicted <= 0 && figure.counted == 0) return "";
+  const bool predicted = figure.predicted >= 0;
+  const bool equal = figure.predicted == figure.counted;
+  return fmt::format(
+      "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+      svg::escape(readable(name)),
+      predicted ? exact_bytes(figure.predicted) : "not predicted",
+      exact_bytes(figure.counted),
+      !predicted ? ""
+      : equal    ? sign_html(Verdict::kPassed, "equal")
+                 : sign_html(Verdict::kFailed, "different"));
+}
+
+std::string rows_html(const RankBill& bill) {
+  std::string rows = row_html("bytes sent", bill.sent);
+  for (const auto& [kind, figure] : bill.held) {
+    rows += row_html(kind == "activation" ? "activations kept" : kind + " held",
+                     figure);
+  }
+  for (const auto& [kind, peak] : bill.peak) {
+    if (peak.counted == 0) continue;
+    rows += fmt::format(
+        "<tr><th scope=\"row\">{}, simulated</th><td>{}</td><td>{}</td>"
+        "<td></td></tr>\n",
+        svg::escape("peak " + readable(kind)),
+        peak.predicted < 0 ? "" : exact_bytes(peak.predicted),
+        exact_bytes(peak.counted));
+  }
+  return rows;
+}
+
+// Ranks of one kind have one bill.
+struct BillGroup {
+  std::string rows;
+  std::vector<int> ranks;
+};
+
+std::vector<BillGroup> group_bills(const std::vector<RankBill>& bills) {
+  std::vector<BillGroup> groups;
+  for (std::size_t r = 0; r < bills.size(); ++r) {
+    const std::string rows = rows_html(bills[r]);
+    auto found = std::find_if(
+        groups.begin(), groups.end(),
+        [&](const BillGroup& group) { return group.rows == rows; });
+    if (found == groups.end()) found = groups.insert(found, {rows, {}});
+    found->ranks.push_back(static_cast<int>(r));
+  }
+  return groups;
+}
+
+std::string group_html(const BillGroup& group) {
+  if (group.rows.empty()) return "";
+  return fmt::format(
+      "<tbody><tr><th colspan=\"4\" scope=\"rowgroup\">{}{}</th></tr>\n{}"
+      "</tbody>\n",
+      sim::rank_list(group.ranks), group.ranks.size() > 1 ? ", each" : "",
+      group.rows);
+}
+
+/// Predicted and counted, per rank; ranks with the same bill share rows.
+std::string bills_html(const ProgramRun& run, const Runs& runs) {
+  const std::vector<BillGroup> groups = group_bills(run.ranks);
+  std::string bodies;
+  for (std::size_t g = 0; g < std::min(groups.size(), kMostGroups); ++g) {
+    bodies += group_html(groups[g]);
+  }
+  if (bodies.empty()) return "";
+  std::string text =
+      fmt::format(
+          "<details open><summary>Predicted and counted, per rank</summary>"
+          "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
+          "aria-label=\"Predicted and counted by run {}: {}\">"
+          "<table class=\"bill\"><thead><tr><td></td>"
+          "<th scope=\"col\">Predicted</th><th scope=\"col\">Counted</th>"
+          "<th scope=\"col\">Equal</th></tr></thead>\n",
+          number_of(run, runs), svg::escape(full_name(run, runs))) +
+      bodies + "</table></div>";
+  if (groups.size() > kMostGroups) {
+    text += fmt::format("<p class=\"note\">Further bills: {}.</p>",
+                        groups.size() - kMostGroups);
+  }
+  return text + "</details>\n";
+}
+
 }  // namespace
 
 std::string sign_html(Verdict verdict, const char* word) {
@@ -162,6 +362,11 @@ std::string sign_html(Verdict verdict, const char* word) {
   return fmt::format(
       "<span class=\"sign {}\" role=\"img\" aria-label=\"{}\">{}</span>",
       mark.css_class, word == nullptr ? mark.word : word, mark.sign);
+}
+
+std::string other_trainings_html(const Chosen& runs) {
+  const std::string text = other_trainings_text(runs);
+  return text.empty() ? "" : "<p class=\"note\">" + escape(text) + "</p>\n";
 }
 
 std::size_t number_of(const ProgramRun& run, const Runs& runs) {

@@ -53,11 +53,11 @@ std::string setting_of(const ProgramRun& run, std::string text,
 
 }  // namespace
 
-std::vector<ProgramRun> read_run_set(const std::string& path) {
+Runs read_run_set(const std::string& path) {
   if (!fs::is_directory(path)) return {read_run(read_file(path), path)};
   const fs::path folder = path;
   const std::string rows = (folder / "rows.tsv").string();
-  std::vector<ProgramRun> runs;
+  Runs runs;
   std::istringstream lines(read_file(rows));
   for (std::string line; std::getline(lines, line);) {
     if (is_remark(line)) continue;
@@ -85,23 +85,21 @@ std::string read_remark(const std::string& path) {
   return "";
 }
 
-std::vector<const ProgramRun*> pointers_to(
-    const std::vector<ProgramRun>& runs) {
-  std::vector<const ProgramRun*> all;
+Chosen pointers_to(const Runs& runs) {
+  Chosen all;
   for (const ProgramRun& run : runs) all.push_back(&run);
   return all;
 }
 
-std::vector<const ProgramRun*> trained_runs(
-    const std::vector<ProgramRun>& runs) {
-  std::vector<const ProgramRun*> trained;
+Chosen trained_runs(const Runs& runs) {
+  Chosen trained;
   for (const ProgramRun& run : runs) {
     if (run.backend != "sim") trained.push_back(&run);
   }
   return trained;
 }
 
-std::vector<RunGroup> simulated_groups(const std::vector<ProgramRun>& runs) {
+std::vector<RunGroup> simulated_groups(const Runs& runs) {
   std::vector<RunGroup> groups;
   for (const ProgramRun& run : runs) {
     if (run.backend != "sim") continue;
@@ -121,24 +119,16 @@ const ProgramRun* yardstick(const RunGroup& group) {
   return nullptr;
 }
 
-std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs) {
+std::vector<Chosen> compare_sets(const Runs& runs) {
   std::set<std::string> sets;
   for (const ProgramRun& run : runs) sets.insert(run.set);
-  const bool one_each = runs.size() == sets.size();
+  if (runs.size() == sets.size()) return {pointers_to(runs)};
   // Rows of one set may share a name: they are paired in their order.
-  using Key = std::tuple<std::string, std::string, int>;
-  std::map<Key, std::size_t> lines;
   std::map<std::tuple<std::string, std::string, std::string>, int> seen;
-  std::vector<ComparedRuns> compared;
-  for (const ProgramRun& run : runs) {
-    Key key = {run.title, run_name(run),
-               seen[{run.set, run.title, run_name(run)}]++};
-    if (one_each) key = {};
-    const auto [line, added] = lines.try_emplace(key, compared.size());
-    if (added) compared.emplace_back();
-    compared[line->second].runs.push_back(&run);
-  }
-  return compared;
+  return group_by(pointers_to(runs), [&](const ProgramRun& run) {
+    const std::string name = run_name(run);
+    return std::tuple(run.title, name, seen[{run.set, run.title, name}]++);
+  });
 }
 
 std::vector<std::string> compared_cells(const ProgramRun& run,
@@ -164,24 +154,23 @@ std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
   return fits(run) && fits(*one) ? ratio : "(" + ratio + ")";
 }
 
-std::string other_trainings_text(const std::vector<const ProgramRun*>& runs) {
+void add_once(std::vector<std::string>& texts, const std::string& text) {
+  if (std::find(texts.begin(), texts.end(), text) == texts.end()) {
+    texts.push_back(text);
+  }
+}
+
+std::string other_trainings_text(const Chosen& runs) {
   std::vector<std::string> texts;
   for (const ProgramRun* run : runs) {
     if (run->other_training.empty()) continue;
     const std::string name = run_name(*run);
-    const std::string text =
-        name.substr(0, name.size() - 1) + ": " + run->other_training;
-    if (std::find(texts.begin(), texts.end(), text) == texts.end()) {
-      texts.push_back(text);
-    }
+    add_once(texts,
+             name.substr(0, name.size() - 1) + ": " + run->other_training);
   }
   if (texts.empty()) return "";
   return fmt::format("*: other numbers than one device's ({}).",
                      fmt::join(texts, "; "));
-}
-
-std::string other_trainings_text(const std::vector<ProgramRun>& runs) {
-  return other_trainings_text(pointers_to(runs));
 }
 
 std::string world_name(const ProgramRun& run, const std::string& times) {

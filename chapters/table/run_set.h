@@ -9,6 +9,7 @@
 //     01.json       what the program wrote under --report
 //     02.json
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ namespace shardbook::table {
 
 /// The runs of a folder, or the one run of a JSON file. Throws Error that names
 /// the file when one cannot be read.
-std::vector<ProgramRun> read_run_set(const std::string& path);
+Runs read_run_set(const std::string& path);
 
 /// The remark on the runs of a folder, such as "Interrupted after 3 of 30 runs.";
 /// empty without one.
@@ -27,25 +28,34 @@ std::string read_remark(const std::string& path);
 /// Runs of the same title, one after the other.
 struct RunGroup {
   std::string title;
-  std::vector<const ProgramRun*> runs;
+  Chosen runs;
 };
 /// Runs on shapes alone, grouped by title and setting (setting_of).
-std::vector<RunGroup> simulated_groups(const std::vector<ProgramRun>& runs);
-std::vector<const ProgramRun*> pointers_to(const std::vector<ProgramRun>& runs);
+std::vector<RunGroup> simulated_groups(const Runs& runs);
+Chosen pointers_to(const Runs& runs);
 /// The runs that trained.
-std::vector<const ProgramRun*> trained_runs(
-    const std::vector<ProgramRun>& runs);
+Chosen trained_runs(const Runs& runs);
+
+/// Runs with the same key; groups are in the order of their first runs.
+template <typename KeyOf>
+std::vector<Chosen> group_by(const Chosen& runs, KeyOf key_of) {
+  std::vector<Chosen> groups;
+  std::map<decltype(key_of(*runs[0])), std::size_t> places;
+  for (const ProgramRun* run : runs) {
+    const auto [place, is_new] =
+        places.try_emplace(key_of(*run), groups.size());
+    if (is_new) groups.emplace_back();
+    groups[place->second].push_back(run);
+  }
+  return groups;
+}
 
 /// The group's run on one device; null without one.
 const ProgramRun* yardstick(const RunGroup& group);
 
-/// The same row in several sets.
-struct ComparedRuns {
-  std::vector<const ProgramRun*> runs;  ///< in the order of the sets
-};
-/// Pairs rows of the same title and name. If each set has only one row, these
-/// are paired.
-std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs);
+/// The same row in several sets, in the order of the sets: rows of the same title
+/// and name. If each set has only one row, these are paired.
+std::vector<Chosen> compare_sets(const Runs& runs);
 
 /// Step, peak memory, bytes sent per step and idle share, with the ratio to the
 /// run of the first set in brackets; empty where they were not measured.
@@ -56,10 +66,11 @@ std::vector<std::string> compared_cells(const ProgramRun& run,
 /// one of the two does not fit in memory; empty where there is none.
 std::string speed_up_text(const ProgramRun& run, const ProgramRun* one);
 
+void add_once(std::vector<std::string>& texts, const std::string& text);
+
 /// What the * behind names means: "*: other numbers than one device's
 /// (PipeDream-2BW: weights one update old)."; empty where no run has one.
-std::string other_trainings_text(const std::vector<const ProgramRun*>& runs);
-std::string other_trainings_text(const std::vector<ProgramRun>& runs);
+std::string other_trainings_text(const Chosen& runs);
 
 /// "threads ×4", "1 rank".
 std::string world_name(const ProgramRun& run,

@@ -14,7 +14,6 @@
 
 namespace shardbook::table::internal {
 
-using Runs = std::vector<ProgramRun>;
 using pictures::Unit;
 
 /// The page, with marks where style, script and text go.
@@ -37,19 +36,14 @@ std::string link_to(const ProgramRun& run, const Runs& runs);
 std::string short_link_to(const ProgramRun& run, const Runs& runs);
 
 /// A note on the * behind names; empty where there is none.
-template <typename Shown>
-std::string other_trainings_html(const Shown& runs) {
-  const std::string text = other_trainings_text(runs);
-  return text.empty()
-             ? ""
-             : "<p class=\"note\">" + pictures::svg::escape(text) + "</p>\n";
-}
+std::string other_trainings_html(const Chosen& runs);
 
 // ---- Tables
 
-/// A unit for all numbers of a column: the largest unit in which the smallest positive value is at least 1.
-Unit seconds_unit(const std::vector<double>& values);
-Unit bytes_unit(const std::vector<double>& values);
+/// A unit for all numbers of a column: the largest in which the smallest positive
+/// value is at least 1. `choose` is pictures::seconds_unit or bytes_unit.
+Unit unit_of(Unit (*choose)(double), const Chosen& runs,
+             double (*value)(const ProgramRun& run));
 /// Three digits, or all before the point; a dash for negative values.
 std::string number_text(double value, const Unit& unit);
 
@@ -118,19 +112,10 @@ bool has_timeline(const ProgramRun& run);
 
 /// The timelines of some runs under each other, on one axis of time. `title`
 /// says what one sees.
-std::string timelines_html(const std::string& title,
-                           const std::vector<const ProgramRun*>& drawn,
+std::string timelines_html(const std::string& title, const Chosen& drawn,
                            const Runs& runs);
 
 /// Timeline, memory over time and bytes by link; empty without virtual time.
 std::string pictures_html(const ProgramRun& run, const Runs& runs);
-
-/// Draws the times of one device, the naive schedule and the best split size as
-/// bars with their deviations, and a curve over the split sizes: once in wall
-/// time and once in virtual time.
-std::string sweep_html(const Sweep& sweep);
-
-/// Predicted and counted, per rank; ranks with the same bill share rows.
-std::string bills_html(const ProgramRun& run, const Runs& runs);
 
 }  // namespace shardbook::table::internal
