@@ -105,7 +105,7 @@ std::string group_html(const RunGroup& group, const Runs& runs,
     text += fmt::format(
         "<tr><th scope=\"row\">{}{}</th><td>{}</td>",
         count_claims(*run).failed > 0 ? sign_html(Verdict::kFailed) + " " : "",
-        short_link_to(*run, runs), run->world_size);
+        link_to(*run, runs), run->world_size);
     text += step_cell(*run, unit, most_s) +
             speed_up_cell(*run, yardstick(group)) + memory_cell(*run);
     for (const std::string& link : links) text += sent_cell(*run, link);

@@ -23,63 +23,62 @@ struct Word {
 // First the columns of the tables, then the words of the pictures.
 constexpr std::array<Word, 23> kWords = {{
     {"strategy",
-     "How the training is split over devices. The link leads to "
-     "the run, with its command and its pictures."},
+     "How the training is split over devices. The link leads to the run, with "
+     "its command and its pictures."},
     {"devices", "How many devices the run uses. Each is one rank."},
     {"step",
-     "The time of one training step: virtual time on the cluster, or "
-     "wall time on this machine where the cell says so."},
+     "The time of one training step: virtual time on the cluster, or wall time "
+     "on this machine where the cell says so."},
     {"speed-up",
-     "How many times faster a step is than on one device. In "
-     "brackets if one of the two runs does not fit in memory."},
+     "How many times faster a step is than on one device. In brackets if one "
+     "of the two runs does not fit in memory."},
     {"peak memory",
-     "The most bytes in use at one time on the fullest device, "
-     "the sum over all kinds. The run on shapes simulates it."},
+     "The most bytes in use at one time on the fullest device, the sum over "
+     "all kinds. The run on shapes simulates it."},
     {"sent over",
-     "Bytes that all devices send in a step over this kind of "
-     "link."},
+     "Bytes that all devices send in a step over this kind of link."},
     {"sent",
-     "Bytes that the busiest rank sends in a step. Broadcasts at the "
-     "start are shared out over the steps."},
+     "Bytes that the busiest rank sends in a step. Broadcasts at the start are "
+     "shared out over the steps."},
     {"idle",
-     "The share of a step in which a device computes nothing, mean over "
-     "the devices: bubble, exposed communication and rest."},
+     "The share of a step in which a device computes nothing, mean over the "
+     "devices: bubble, exposed communication and rest."},
     {"world",
-     "The kind of ranks and their number: threads of one process, "
-     "processes that talk over gloo, or simulated ranks (sim)."},
+     "The kind of ranks and their number: threads of one process, processes "
+     "that talk over gloo, or simulated ranks (sim)."},
     {"loss", "The mean loss of the first step and of the last one."},
     {"numbers",
-     "The largest relative difference to a training on one device, "
-     "over all parameters."},
+     "The largest relative difference to a training on one device, over all "
+     "parameters."},
     {"claims",
      "How many of a run's claims hold, of those that were measured: numbers, "
      "bytes, memory, time."},
     {"held",
-     "Parameters, gradients and optimizer state as an update leaves "
-     "them, and the activations that a forward keeps for its "
-     "backward, of the fullest rank. Formulas predict them."},
+     "Parameters, gradients and optimizer state as an update leaves them, and "
+     "the activations that a forward keeps for its backward, of the fullest "
+     "rank. Formulas predict them."},
     {"run", "A training that was run, with the same name in each set."},
     {"set", "The name under which runs were kept."},
     {"busy", "An operation runs on the queue."},
     {"exposed communication",
      "The queue waits for a message that is on the wire."},
     {"bubble",
-     "The queue waits for a message that has not been sent: the "
-     "sender is still computing, or waits itself."},
+     "The queue waits for a message that has not been sent: the sender is "
+     "still computing, or waits itself."},
     {"rest",
-     "The host has not given the device anything to do, or the queue "
-     "waits for another queue of the device."},
+     "The host has not given the device anything to do, or the queue waits for "
+     "another queue of the device."},
     {"steady state",
-     "Steps of a pipeline that does not flush, after it has "
-     "filled and before it drains."},
+     "Steps of a pipeline that does not flush, after it has filled and before "
+     "it drains."},
     {"predicted",
-     "The value of a formula of the chapter's page; of a peak, "
-     "the result of the run on shapes."},
+     "The value of a formula of the chapter's page; of a peak, the result of "
+     "the run on shapes."},
     {"counted", "What the program measured."},
     {"textbook",
-     "A cluster on which a product takes its operations over one "
-     "rate, a message latency plus bytes over bandwidth, and "
-     "nothing else takes time. The pages derive steps for it."},
+     "A cluster on which a product takes its operations over one rate, a "
+     "message latency plus bytes over bandwidth, and nothing else takes time. "
+     "The pages derive steps for it."},
 }};
 
 std::string_view meaning_of(const std::string& word) {

@@ -120,7 +120,7 @@ std::string short_track_html(const ProgramRun& run, const Runs& runs) {
   std::string text = fmt::format(
       "<div class=\"track\">{} <span class=\"shares\">{}{}</span>"
       "<div class=\"lanes\">\n",
-      link_to(run, runs), sim::seconds_text(view.step_s),
+      link_to(run, runs, /*is_full=*/true), sim::seconds_text(view.step_s),
       view.num_steps == 1 ? "" : fmt::format(" for {} steps", view.num_steps));
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
     const RankGroup& group = view.groups[g];

@@ -45,16 +45,15 @@ std::string proof_rows(const Chosen& trained, const Runs& runs) {
         run->loss.empty() ? "\u2013"
                           : run->loss.front() + " \u2192 " + run->loss.back();
     const bool on_the_wall = !run->virtual_run && run->wall_step_s >= 0;
-    text +=
-        fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>",
-                    short_link_to(*run, runs), escape(world_name(*run)), loss) +
-        claim_cell(run->numbers, escape(run->numbers.value)) +
-        claim_cell(run->bytes, number_text(sent_per_step(*run), sent)) +
-        claim_cell(run->memory, number_text(run->held_bytes, held)) + "<td>" +
-        number_text(run->peak_bytes, peak) + "</td>" +
-        claim_cell(run->time, number_text(step_of(*run), step) +
-                                  (on_the_wall ? " wall" : "")) +
-        "</tr>\n";
+    text += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>",
+                        link_to(*run, runs), escape(world_name(*run)), loss) +
+            claim_cell(run->numbers, escape(run->numbers.value)) +
+            claim_cell(run->bytes, number_text(sent_per_step(*run), sent)) +
+            claim_cell(run->memory, number_text(run->held_bytes, held)) +
+            "<td>" + number_text(run->peak_bytes, peak) + "</td>" +
+            claim_cell(run->time, number_text(step_of(*run), step) +
+                                      (on_the_wall ? " wall" : "")) +
+            "</tr>\n";
   }
   return text + kCloseTable;
 }
@@ -114,7 +113,7 @@ std::string comparison_html(const Runs& runs) {
                 "</td>";
       };
       text += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td>",
-                          short_link_to(*run, runs), escape(run->set));
+                          link_to(*run, runs), escape(run->set));
       cell(step_of(*run), step_of(first), step);
       cell(run->peak_bytes, first.peak_bytes, peak);
       cell(sent_per_step(*run), sent_per_step(first), sent);
@@ -137,7 +136,7 @@ std::string compared_html(const Runs& runs) {
       "<section id=\"compared\"><h2>Compared</h2><p class=\"about\">" +
       escape(table.setting) + "</p>\n" + open_table("Compared", heads);
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    text += "<tr><th scope=\"row\">" + short_link_to(runs[i], runs) + "</th>";
+    text += "<tr><th scope=\"row\">" + link_to(runs[i], runs) + "</th>";
     for (const ComparedColumn& column : table.columns) {
       text += "<td>" + column.cells[i] + "</td>";
     }

@@ -121,21 +121,4 @@ using Chosen = std::vector<const ProgramRun*>;
 /// its world or its claims are missing, or when a value has the wrong type.
 ProgramRun read_run(const std::string& text, const std::string& source);
 
-/// Its label, or "06_1f1b zb-h1"; with a * behind it for another training than
-/// one device's.
-std::string run_name(const ProgramRun& run);
-
-/// "3.1e-07", "exact".
-std::string format_difference(double value);
-
-/// Whether the run fits in the memory of its devices.
-bool fits(const ProgramRun& run);
-
-/// Seconds of a step, virtual or else on the wall; negative: not measured.
-double step_of(const ProgramRun& run);
-
-/// Bytes that the busiest rank sends in a step, mean of the run; negative where
-/// they were not measured.
-double sent_per_step(const ProgramRun& run);
-
 }  // namespace shardbook::table

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
@@ -26,14 +27,11 @@ struct Mark {
 };
 
 Mark mark_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kPassed:
-      return {"passed", "\u2713", "holds"};
-    case Verdict::kFailed:
-      return {"failed", "\u2717", "failed"};
-    default:
-      return {"unmeasured", "\u2013", "not measured"};
+  if (verdict == Verdict::kNotMeasured) {
+    return {"unmeasured", "\u2013", "not measured"};
   }
+  return verdict == Verdict::kPassed ? Mark{"passed", "\u2713", "holds"}
+                                     : Mark{"failed", "\u2717", "failed"};
 }
 
 std::string claim_html(const char* name, const Claim& claim,
@@ -113,17 +111,16 @@ constexpr double kMostShown = 2;
 std::string layer_html(const LayerLoad& load) {
   std::vector<double> heights;
   std::vector<std::string> names;
-  std::size_t busiest = 0;
   for (std::size_t e = 0; e < load.shares.size(); ++e) {
     heights.push_back(load.shares[e] / kMostShown);
     names.push_back(fmt::format("expert {}: {:.2f}", e, load.shares[e]));
-    if (load.shares[e] > load.shares[busiest]) busiest = e;
   }
-  const std::string most =
-      fmt::format("expert {}: {:.2f}", busiest, load.shares[busiest]);
+  const auto busiest =
+      std::max_element(heights.begin(), heights.end()) - heights.begin();
+  const std::string& most = names[static_cast<std::size_t>(busiest)];
   return fmt::format(
       "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
-      svg::escape(load.layer),
+      escape(load.layer),
       svg::columns(heights, names, 1 / kMostShown,
                    load.layer + ", load of " +
                        std::to_string(load.shares.size()) +
@@ -158,66 +155,56 @@ std::string source_html(const ProgramRun& run, const std::string& book) {
 
 // ---- A sweep over split sizes
 
-/// One of the two clocks.
-struct Clock {
-  std::string title, note;
-  double SweepTime::*seconds;
-  bool has_deviation;
+/// One of its trainings, by one of the two clocks.
+struct Timed {
+  std::string split_size, text;
+  double seconds, deviation;
 };
 
-double deviation(const Clock& clock, const SweepTime& time) {
-  return clock.has_deviation ? time.wall_sd_s : 0;
+Timed timed(const SweepTime& time, bool on_the_wall) {
+  const std::string split_size = std::to_string(time.split_size);
+  if (!on_the_wall) {
+    return {split_size, sim::seconds_text(time.virtual_s), time.virtual_s, 0};
+  }
+  return {split_size,
+          fmt::format("{} \u00b1 {}", sim::seconds_text(time.wall_s),
+                      sim::seconds_text(time.wall_sd_s)),
+          time.wall_s, time.wall_sd_s};
 }
 
-std::string time_text(const Clock& clock, const SweepTime& time) {
-  const std::string mean = sim::seconds_text(time.*clock.seconds);
-  return clock.has_deviation ? fmt::format("{} \u00b1 {}", mean,
-                                           sim::seconds_text(time.wall_sd_s))
-                             : mean;
-}
-
-std::string bars_html(const Sweep& sweep, const Clock& clock,
-                      const SweepTime& best) {
-  const std::vector<std::pair<std::string, const SweepTime*>> bars = {
-      {"one device", &sweep.single},
-      {"naive", &sweep.naive},
-      {fmt::format("splits of {}", best.split_size), &best}};
+std::string bars_html(
+    const std::vector<std::pair<std::string, Timed>>& trainings) {
   double most = 0;
-  for (const auto& [name, time] : bars) {
-    most = std::max(most, time->*clock.seconds + deviation(clock, *time));
+  for (const auto& [name, time] : trainings) {
+    most = std::max(most, time.seconds + time.deviation);
   }
   std::string text = "<div class=\"bars wide\">";
-  for (const auto& [name, time] : bars) {
-    const double seconds = time->*clock.seconds;
-    const double sd = deviation(clock, *time);
+  for (const auto& [name, time] : trainings) {
     text += fmt::format(
         "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
         name,
-        most > 0 ? svg::bar_with_error(seconds / most, sd / most, "time")
-                 : svg::bar(0, "time"),
-        time_text(clock, *time));
+        svg::bar_with_error(time.seconds / most, time.deviation / most, "time"),
+        time.text);
   }
   return text + "</div>\n";
 }
 
-std::string curve_html(const Sweep& sweep, const Clock& clock) {
-  double most =
-      std::max(sweep.single.*clock.seconds, sweep.naive.*clock.seconds);
-  std::vector<svg::Point> points;
-  for (const SweepTime& time : sweep.pipelined) {
-    most = std::max(most, time.*clock.seconds + deviation(clock, time));
+std::string curve_html(const std::vector<Timed>& splits, const Timed& single,
+                       const Timed& naive) {
+  double most = std::max(single.seconds, naive.seconds);
+  for (const Timed& time : splits) {
+    most = std::max(most, time.seconds + time.deviation);
   }
+  std::vector<svg::Point> points;
   std::string words, axis;
-  const auto count = static_cast<double>(sweep.pipelined.size());
-  for (std::size_t i = 0; i < sweep.pipelined.size(); ++i) {
-    const SweepTime& time = sweep.pipelined[i];
-    const double x = (static_cast<double>(i) + 0.5) / count;
-    points.push_back(
-        {x, time.*clock.seconds / most, deviation(clock, time) / most});
-    words += fmt::format("{}splits of {}: {}", i == 0 ? "" : "; ",
-                         time.split_size, time_text(clock, time));
+  for (const Timed& time : splits) {
+    const double x = (static_cast<double>(points.size()) + 0.5) /
+                     static_cast<double>(splits.size());
+    words += fmt::format("{}splits of {}: {}", points.empty() ? "" : "; ",
+                         time.split_size, time.text);
     axis += fmt::format("<span style=\"left:{:.2f}%\">{}</span>", 100 * x,
                         time.split_size);
+    points.push_back({x, time.seconds / most, time.deviation / most});
   }
   return fmt::format(
       "<div class=\"plot\"><b>by split size; lines: one device (solid), "
@@ -225,117 +212,93 @@ std::string curve_html(const Sweep& sweep, const Clock& clock) {
       "<span>{}</span><span>0</span></div>{}"
       "<div class=\"axis\" aria-hidden=\"true\">{}</div></div>\n",
       sim::seconds_text(most),
-      svg::curve(points, sweep.single.*clock.seconds / most,
-                 sweep.naive.*clock.seconds / most, words),
+      svg::curve(points, single.seconds / most, naive.seconds / most, words),
       axis);
 }
 
-std::string clock_html(const Sweep& sweep, const Clock& clock) {
-  const SweepTime& best =
-      *std::min_element(sweep.pipelined.begin(), sweep.pipelined.end(),
-                        [&](const SweepTime& a, const SweepTime& b) {
-                          return a.*clock.seconds < b.*clock.seconds;
-                        });
-  if (sweep.single.*clock.seconds <= 0) return "";
+/// The times of one device, the naive schedule and the best split size as bars
+/// with their deviations, and a curve over the split sizes.
+std::string clock_html(const Sweep& sweep, bool on_the_wall,
+                       const std::string& note) {
+  const Timed single = timed(sweep.single, on_the_wall),
+              naive = timed(sweep.naive, on_the_wall);
+  if (single.seconds <= 0) return "";
+  std::vector<Timed> splits;
+  for (const SweepTime& time : sweep.pipelined) {
+    splits.push_back(timed(time, on_the_wall));
+  }
+  const Timed& best = *std::min_element(
+      splits.begin(), splits.end(),
+      [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
   return fmt::format(
-             "<figure class=\"sweep\"><figcaption><b>{}</b> {}</figcaption>\n",
-             clock.title, svg::escape(clock.note)) +
-         bars_html(sweep, clock, best) + curve_html(sweep, clock) +
-         "</figure>\n";
+             "<figure class=\"sweep\"><figcaption><b>Split sizes</b> {}"
+             "</figcaption>\n",
+             escape(note)) +
+         bars_html({{"one device", single},
+                    {"naive", naive},
+                    {"splits of " + best.split_size, best}}) +
+         curve_html(splits, single, naive) + "</figure>\n";
 }
 
-/// Draws the times of one device, the naive schedule and the best split size as
-/// bars with their deviations, and a curve over the split sizes: once in wall
-/// time and once in virtual time.
 std::string sweep_html(const Sweep& sweep) {
-  return clock_html(sweep, {"Split sizes",
-                            fmt::format("wall time of a step on this "
-                                        "machine, {}, one standard "
-                                        "deviation",
-                                        how_many(sweep.repeats, "repeat")),
-                            &SweepTime::wall_s, true}) +
-         clock_html(sweep, {"Split sizes",
-                            "virtual time of a step on " + sweep.cluster,
-                            &SweepTime::virtual_s, false});
+  return clock_html(sweep, true,
+                    "wall time of a step on this machine, " +
+                        how_many(sweep.repeats, "repeat") +
+                        ", one standard deviation") +
+         clock_html(sweep, false, "virtual time of a step on " + sweep.cluster);
 }
 
 // ---- Bills
 
-constexpr std::size_t kMostGroups = 16;
-
-std::string exact_bytes(double bytes) { return with_commas(bytes) + " B"; }
-
-std::string readable(std::string kind) {
-  std::replace(kind.begin(), kind.end(), '_', ' ');
-  return kind;
-}
-
-std::string row_html(const std::string& name, const Figure& figure) {
-  if (figure.predicted <= 0 && figure.counted == 0) return "";
-  const bool predicted = figure.predicted >= 0;
-  const bool equal = figure.predicted == figure.counted;
-  return fmt::format(
-      "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-      svg::escape(readable(name)),
-      predicted ? exact_bytes(figure.predicted) : "not predicted",
-      exact_bytes(figure.counted),
-      !predicted ? ""
-      : equal    ? sign_html(Verdict::kPassed, "equal")
-                 : sign_html(Verdict::kFailed, "different"));
-}
+constexpr std::size_t kMostBills = 16;
 
 std::string rows_html(const RankBill& bill) {
-  std::string rows = row_html("bytes sent", bill.sent);
+  std::string rows;
+  const auto add = [&](std::string name, const Figure& figure,
+                       const char* not_predicted, const std::string& sign) {
+    std::replace(name.begin(), name.end(), '_', ' ');
+    const auto exact = [](double bytes) { return with_commas(bytes) + " B"; };
+    rows += fmt::format(
+        "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+        escape(name),
+        figure.predicted < 0 ? not_predicted : exact(figure.predicted),
+        exact(figure.counted), sign);
+  };
+  const auto compare = [&](const std::string& name, const Figure& figure) {
+    if (figure.predicted <= 0 && figure.counted == 0) return;
+    add(name, figure, "not predicted",
+        figure.predicted < 0 ? ""
+        : figure.predicted == figure.counted
+            ? sign_html(Verdict::kPassed, "equal")
+            : sign_html(Verdict::kFailed, "different"));
+  };
+  compare("bytes sent", bill.sent);
   for (const auto& [kind, figure] : bill.held) {
-    rows += row_html(kind == "activation" ? "activations kept" : kind + " held",
-                     figure);
+    compare(kind == "activation" ? "activations kept" : kind + " held", figure);
   }
   for (const auto& [kind, peak] : bill.peak) {
-    if (peak.counted == 0) continue;
-    rows += fmt::format(
-        "<tr><th scope=\"row\">{}, simulated</th><td>{}</td><td>{}</td>"
-        "<td></td></tr>\n",
-        svg::escape("peak " + readable(kind)),
-        peak.predicted < 0 ? "" : exact_bytes(peak.predicted),
-        exact_bytes(peak.counted));
+    if (peak.counted > 0) add("peak " + kind + ", simulated", peak, "", "");
   }
   return rows;
 }
 
-// Ranks of one kind have one bill.
-struct BillGroup {
-  std::string rows;
-  std::vector<int> ranks;
-};
-
-std::vector<BillGroup> group_bills(const std::vector<RankBill>& bills) {
-  std::vector<BillGroup> groups;
-  for (std::size_t r = 0; r < bills.size(); ++r) {
-    const std::string rows = rows_html(bills[r]);
-    auto found = std::find_if(
-        groups.begin(), groups.end(),
-        [&](const BillGroup& group) { return group.rows == rows; });
-    if (found == groups.end()) found = groups.insert(found, {rows, {}});
-    found->ranks.push_back(static_cast<int>(r));
-  }
-  return groups;
-}
-
-std::string group_html(const BillGroup& group) {
-  if (group.rows.empty()) return "";
-  return fmt::format(
-      "<tbody><tr><th colspan=\"4\" scope=\"rowgroup\">{}{}</th></tr>\n{}"
-      "</tbody>\n",
-      sim::rank_list(group.ranks), group.ranks.size() > 1 ? ", each" : "",
-      group.rows);
-}
-
 /// Predicted and counted, per rank; ranks with the same bill share rows.
 std::string bills_html(const ProgramRun& run, const Runs& runs) {
-  const std::vector<BillGroup> groups = group_bills(run.ranks);
+  std::vector<std::string> bills;
+  std::map<std::string, std::vector<int>> ranks;
+  for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+    const std::string rows = rows_html(run.ranks[r]);
+    add_once(bills, rows);
+    ranks[rows].push_back(static_cast<int>(r));
+  }
   std::string bodies;
-  for (std::size_t g = 0; g < std::min(groups.size(), kMostGroups); ++g) {
-    bodies += group_html(groups[g]);
+  for (std::size_t b = 0; b < std::min(bills.size(), kMostBills); ++b) {
+    if (bills[b].empty()) continue;
+    bodies += fmt::format(
+        "<tbody><tr><th colspan=\"4\" scope=\"rowgroup\">{}{}</th></tr>\n{}"
+        "</tbody>\n",
+        sim::rank_list(ranks[bills[b]]),
+        ranks[bills[b]].size() > 1 ? ", each" : "", bills[b]);
   }
   if (bodies.empty()) return "";
   std::string text =
@@ -346,11 +309,11 @@ std::string bills_html(const ProgramRun& run, const Runs& runs) {
           "<table class=\"bill\"><thead><tr><td></td>"
           "<th scope=\"col\">Predicted</th><th scope=\"col\">Counted</th>"
           "<th scope=\"col\">Equal</th></tr></thead>\n",
-          number_of(run, runs), svg::escape(full_name(run, runs))) +
+          number_of(run, runs), escape(full_name(run, runs))) +
       bodies + "</table></div>";
-  if (groups.size() > kMostGroups) {
+  if (bills.size() > kMostBills) {
     text += fmt::format("<p class=\"note\">Further bills: {}.</p>",
-                        groups.size() - kMostGroups);
+                        bills.size() - kMostBills);
   }
   return text + "</details>\n";
 }
@@ -384,14 +347,9 @@ std::string full_name(const ProgramRun& run, const Runs& runs) {
                      run_name(run), run.backend, run.world_size);
 }
 
-std::string link_to(const ProgramRun& run, const Runs& runs) {
+std::string link_to(const ProgramRun& run, const Runs& runs, bool is_full) {
   return fmt::format("<a href=\"#run-{}\">{}</a>", number_of(run, runs),
-                     escape(full_name(run, runs)));
-}
-
-std::string short_link_to(const ProgramRun& run, const Runs& runs) {
-  return fmt::format("<a href=\"#run-{}\">{}</a>", number_of(run, runs),
-                     escape(run_name(run)));
+                     escape(is_full ? full_name(run, runs) : run_name(run)));
 }
 
 std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open,

@@ -173,6 +173,29 @@ std::string other_trainings_text(const Chosen& runs) {
                      fmt::join(texts, "; "));
 }
 
+std::string format_difference(double value) {
+  return value == 0 ? "exact" : fmt::format("{:.1e}", value);
+}
+
+bool fits(const ProgramRun& run) {
+  return run.capacity_bytes == 0 || run.peak_bytes <= run.capacity_bytes;
+}
+
+double step_of(const ProgramRun& run) {
+  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
+}
+
+double sent_per_step(const ProgramRun& run) {
+  if (run.sent_bytes < 0 || run.steps == 0) return run.sent_bytes;
+  return run.sent_bytes / static_cast<double>(run.steps);
+}
+
+std::string run_name(const ProgramRun& run) {
+  const std::string mark = run.other_training.empty() ? "" : "*";
+  if (!run.label.empty()) return run.label + mark;
+  return run.chapter + (run.variant.empty() ? "" : " " + run.variant) + mark;
+}
+
 std::string world_name(const ProgramRun& run, const std::string& times) {
   if (run.world_size == 1) return "1 rank";
   return fmt::format("{}{}{}", run.backend, times, run.world_size);

@@ -17,6 +17,23 @@
 
 namespace shardbook::table {
 
+/// Its label, or "06_1f1b zb-h1"; with a * behind it for another training than
+/// one device's.
+std::string run_name(const ProgramRun& run);
+
+/// "3.1e-07", "exact".
+std::string format_difference(double value);
+
+/// Whether the run fits in the memory of its devices.
+bool fits(const ProgramRun& run);
+
+/// Seconds of a step, virtual or else on the wall; negative: not measured.
+double step_of(const ProgramRun& run);
+
+/// Bytes that the busiest rank sends in a step, mean of the run; negative where
+/// they were not measured.
+double sent_per_step(const ProgramRun& run);
+
 /// The runs of a folder, or the one run of a JSON file. Throws Error that names
 /// the file when one cannot be read.
 Runs read_run_set(const std::string& path);

@@ -31,9 +31,9 @@ std::size_t number_of(const ProgramRun& run, const Runs& runs);
 bool are_sets(const Runs& runs);
 /// Says what the run is: "DDP, sim x4", and of which set.
 std::string full_name(const ProgramRun& run, const Runs& runs);
-/// A link to the section of a run, with its full name, or its short one.
-std::string link_to(const ProgramRun& run, const Runs& runs);
-std::string short_link_to(const ProgramRun& run, const Runs& runs);
+/// A link to the section of a run, with its short name, or its full one.
+std::string link_to(const ProgramRun& run, const Runs& runs,
+                    bool is_full = false);
 
 /// A note on the * behind names; empty where there is none.
 std::string other_trainings_html(const Chosen& runs);
