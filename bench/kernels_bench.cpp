@@ -379,10 +379,6 @@ int main(int argc, char** argv) {
 #ifdef SHARDBOOK_HAVE_OPENMP
   omp_set_num_threads(1);
 #endif
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  shardbook::kernels::register_all();
-  shardbook::bench::NarrowConsole console;
-  benchmark::RunSpecifiedBenchmarks(&console);
-  return 0;
+  return shardbook::bench::run_benchmarks(argc, argv,
+                                          shardbook::kernels::register_all);
 }

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/timing.h"
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
@@ -210,12 +211,10 @@ TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
 /// Seconds for `count` calls of body on the slowest rank.
 double seconds_of(ProcessGroup& world, const std::function<void()>& body,
                   std::int64_t count) {
-  using Clock = std::chrono::steady_clock;
   world.barrier();
-  const Clock::time_point start = Clock::now();
+  const double begin_s = now_s();
   for (std::int64_t i = 0; i < count; ++i) body();
-  const std::chrono::duration<double> mine = Clock::now() - start;
-  Tensor seconds = Tensor::full({1}, mine.count(), {DType::kF64});
+  Tensor seconds = Tensor::full({1}, now_s() - begin_s, {DType::kF64});
   world.all_reduce(seconds, ReduceOp::kMax).wait();
   return seconds.item();
 }

@@ -25,11 +25,11 @@
 #include <optional>
 
 #include "bench/gpu/gpu_work.h"
+#include "bench/timing.h"
 #include "chapters/common/run/command_line.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/gpus.h"
-#include "core/stream.h"
 #include "core/text_file.h"
 
 namespace shardbook::bench {
@@ -49,20 +49,6 @@ struct Row {
   double ours = -1, cublas = -1, pytorch = -1;  ///< seconds; negative: none
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-double seconds_of(const std::function<void()>& body, int count) {
-  Event begin, end;
-  begin.record();
-  for (int i = 0; i < count; ++i) body();
-  end.record();
-  end.synchronize();
-  return end.elapsed_s(begin) / count;
-}
-
 /// Warms up, and returns how many calls make a round.
 int warm_up(const std::function<double(int)>& seconds) {
   seconds(3);
@@ -76,7 +62,7 @@ Row measure(const Work& work, const Sizes& sizes, Peer* peer) {
   Row row;
   row.work = work;
   const std::function<void()> body = work.make();
-  const auto ours = [&](int count) { return seconds_of(body, count); };
+  const auto ours = [&](int count) { return gpu_seconds(body, count); };
   const bool is_product = work.name.rfind("gemm", 0) == 0;
   const auto cublas = is_product ? cublas_gemm(work, sizes.gemm) : nullptr;
   const int count = warm_up(ours);

@@ -1,29 +1,19 @@
 #include "bench/this_machine/calibrate.h"
 
-#include <algorithm>
-#include <chrono>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "bench/timing.h"
 #include "chapters/00_single_device/single_device.h"
 #include "comm/launch.h"
 
 namespace shardbook::this_machine {
 namespace {
 
+using bench::median;
+using bench::now_s;
 using nlohmann::ordered_json;
-
-double now_s() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2,
-                   values.end());
-  return values[values.size() / 2];
-}
 
 // One operation of a step, and its seconds in each step.
 struct Slot {
@@ -125,34 +115,6 @@ std::vector<Slot> record_steps(const Options& options, int num_steps) {
   return recorder->slots();
 }
 
-bool is_by_flops(const OpEvent& event) { return event.product.m > 0; }
-
-}  // namespace
-
-Fit fit(const std::vector<Sample>& samples) {
-  // Weighted by 1 / seconds^2: relative errors count.
-  double w = 0, wx = 0, wxx = 0, wt = 0, wxt = 0;
-  for (const Sample& sample : samples) {
-    const double weight = 1 / (sample.seconds * sample.seconds);
-    w += weight;
-    wx += weight * sample.work;
-    wxx += weight * sample.work * sample.work;
-    wt += weight * sample.seconds;
-    wxt += weight * sample.work * sample.seconds;
-  }
-  const double determinant = w * wxx - wx * wx;
-  Fit result;
-  if (determinant > 1e-12 * w * wxx) {
-    result.per_unit_s = (w * wxt - wx * wt) / determinant;
-    result.fixed_s = (wt - result.per_unit_s * wx) / w;
-  }
-  if (result.per_unit_s <= 0) return {wt / w, 0};
-  if (result.fixed_s < 0) return {0, wxt / wxx};
-  return result;
-}
-
-namespace {
-
 /// Solves the normal equations of the columns in `used`; false where they have
 /// no solution or a negative one.
 bool solve(double a[3][4], const std::vector<int>& used, double* x) {
@@ -178,28 +140,28 @@ bool solve(double a[3][4], const std::vector<int>& used, double* x) {
   return true;
 }
 
-}  // namespace
-
-FitByBoth fit_by_both(const std::vector<Sample>& samples) {
-  // In units near 1: GFLOP, 10 MB.
+/// The non-negative fit with the least sum of squared errors, each divided by
+/// seconds^power: the best of those that use some of the columns only.
+Fit best_fit(const std::vector<Sample>& samples,
+             const std::vector<std::vector<int>>& columns, double power) {
+  // In units near 1: ms, GFLOP, 10 MB.
   double a[3][4] = {};
   double total = 0;
   for (const Sample& sample : samples) {
     const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
                            sample.seconds};
+    const double weight = std::pow(sample.seconds, -power);
     for (int i = 0; i < 3; ++i) {
-      for (int j = 0; j < 4; ++j) a[i][j] += row[i] * row[j] / sample.seconds;
+      for (int j = 0; j < 4; ++j) a[i][j] += weight * row[i] * row[j];
     }
-    total += sample.seconds;
+    total += weight * sample.seconds * sample.seconds;
   }
-  FitByBoth best;
+  Fit best;
   double least = total;
-  const std::vector<std::vector<int>> kSubsets = {
-      {0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}};
-  for (const std::vector<int>& used : kSubsets) {
+  for (const std::vector<int>& used : columns) {
     double x[3];
     if (!solve(a, used, x)) continue;
-    // sum of (t - ax)^2 / t = sum of t - 2 b'x + x'Ax, where Ax = b.
+    // sum of w (t - ax)^2 = sum of w t^2 - 2 b'x + x'Ax, where Ax = b.
     double error = total;
     for (int i = 0; i < 3; ++i) error -= a[i][3] * x[i];
     if (error >= least) continue;
@@ -207,6 +169,17 @@ FitByBoth fit_by_both(const std::vector<Sample>& samples) {
     best = {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
   }
   return best;
+}
+
+}  // namespace
+
+Fit fit(const std::vector<Sample>& samples) {
+  return best_fit(samples, {{0}, {1}, {0, 1}}, 2);
+}
+
+Fit fit_by_both(const std::vector<Sample>& samples) {
+  return best_fit(samples, {{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}},
+                  1);
 }
 
 std::vector<OperationFit> measure_operations() {
@@ -220,7 +193,7 @@ std::vector<OperationFit> measure_operations() {
     for (const Slot& slot : slots) {
       const Key key = {slot.event.name, slot.event.phase};
       if (known.count(key) > 0) continue;
-      by_flops[key] = is_by_flops(slot.event);
+      by_flops[key] = slot.event.product.m > 0;
       samples[key].push_back(
           {by_flops[key] ? slot.event.flops : slot.event.bytes,
            median(slot.seconds), slot.event.bytes});
@@ -234,16 +207,9 @@ std::vector<OperationFit> measure_operations() {
   }
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
-    OperationFit found = {key.first, key.second, by_flops[key]};
-    if (key.first == "conv2d" || key.first == "conv2d_3x3") {
-      const FitByBoth both = fit_by_both(list);
-      found.by_flops = true;
-      found.fit = {both.fixed_s, both.per_unit_s};
-      found.per_byte_s = both.per_byte_s;
-    } else {
-      found.fit = fit(list);
-    }
-    fits.push_back(found);
+    const bool by_both = key.first == "conv2d" || key.first == "conv2d_3x3";
+    fits.push_back({key.first, key.second, by_both || by_flops[key],
+                    by_both ? fit_by_both(list) : fit(list)});
   }
   return fits;
 }
@@ -273,13 +239,13 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
                          double memory_bytes) {
   ordered_json fitted = ordered_json::object();
   for (const OperationFit& operation : operations) {
-    fitted[operation.name + " " + phase_name(operation.phase)] = {
-        {"us", operation.fit.fixed_s * 1e6},
-        {operation.by_flops ? "us_per_MFLOP" : "us_per_MB",
-         operation.fit.per_unit_s * 1e12}};
-    if (operation.per_byte_s > 0) {
-      fitted[operation.name + " " + phase_name(operation.phase)]["us_per_MB"] =
-          operation.per_byte_s * 1e12;
+    ordered_json& times =
+        fitted[operation.name + " " + phase_name(operation.phase)];
+    times = {{"us", operation.fit.fixed_s * 1e6},
+             {operation.by_flops ? "us_per_MFLOP" : "us_per_MB",
+              operation.fit.per_unit_s * 1e12}};
+    if (operation.fit.per_byte_s > 0) {
+      times["us_per_MB"] = operation.fit.per_byte_s * 1e12;
     }
   }
   const double bandwidth =

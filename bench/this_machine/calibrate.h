@@ -10,11 +10,12 @@
 
 namespace shardbook::this_machine {
 
-/// Seconds of one kind of operation: fixed + per_unit * work, where work is
-/// flops for products and bytes for the others.
+/// Seconds of one kind of operation: fixed + per_unit * work + per_byte * bytes,
+/// where work is flops for products and bytes for the others.
 struct Fit {
   double fixed_s = 0;
   double per_unit_s = 0;
+  double per_byte_s = 0;  ///< beside flops
 };
 
 struct Sample {
@@ -23,24 +24,20 @@ struct Sample {
   double bytes = 0;  ///< for fit_by_both
 };
 
-/// The non-negative Fit with the least sum of squared relative errors.
+/// The non-negative Fit of fixed time and work with the least sum of squared
+/// relative errors.
 Fit fit(const std::vector<Sample>& samples);
 
-/// fixed + per_unit * work + per_byte * bytes: convolutions compute much or
-/// little per weight that they read.
-struct FitByBoth {
-  double fixed_s = 0, per_unit_s = 0, per_byte_s = 0;
-};
-/// The non-negative fit with the least sum of squared errors, each divided by
-/// the square root of the measured time: long operations count more.
-FitByBoth fit_by_both(const std::vector<Sample>& samples);
+/// The same of bytes as well: convolutions compute much or little per weight that
+/// they read. Each error is divided by the square root of the measured time: long
+/// operations count more.
+Fit fit_by_both(const std::vector<Sample>& samples);
 
 struct OperationFit {
   std::string name;  ///< "linear", "gelu"
   Phase phase = Phase::kForward;
   bool by_flops = false;
   Fit fit = {};
-  double per_byte_s = 0;  ///< beside flops
 };
 
 /// Trains small models on one core and fits the time of each operation, from

@@ -1,11 +1,11 @@
 #include "bench/this_machine/calibrate_gpu.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "bench/timing.h"
 #include "core/context.h"
 #include "core/ops.h"
 #include "core/stream.h"
@@ -17,18 +17,12 @@ using nlohmann::ordered_json;
 
 /// The GPU's median seconds for one call, in rounds of `count`.
 double seconds_of(const std::function<void()>& body, int count) {
-  for (int i = 0; i < count; ++i) body();  // warms up
+  bench::gpu_seconds(body, count);  // warms up
   std::vector<double> seconds;
   for (int round = 0; round < 7; ++round) {
-    Event begin, end;
-    begin.record();
-    for (int i = 0; i < count; ++i) body();
-    end.record();
-    end.synchronize();
-    seconds.push_back(end.elapsed_s(begin) / count);
+    seconds.push_back(bench::gpu_seconds(body, count));
   }
-  std::nth_element(seconds.begin(), seconds.begin() + 3, seconds.end());
-  return seconds[3];
+  return bench::median(seconds);
 }
 
 double product_rate(std::int64_t mn, std::int64_t k, DType dtype) {
@@ -58,12 +52,9 @@ void measure_launches(GpuCalibration& gpu) {
   Event begin, end;
   for (int i = 0; i < 20; ++i) (void)matmul(large, large);
   begin.record();
-  const auto issue = std::chrono::steady_clock::now();
+  const double issue_s = bench::now_s();
   for (int i = 0; i < kCount; ++i) (void)add(x, x);
-  gpu.launch_s =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - issue)
-          .count() /
-      kCount;
+  gpu.launch_s = (bench::now_s() - issue_s) / kCount;
   end.record();
   end.synchronize();
   gpu.kernel_s = end.elapsed_s(begin) / kCount;

@@ -12,6 +12,7 @@
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/planner/on_shapes.h"
 #include "core/autograd.h"
+#include "core/check.h"
 #include "core/context.h"
 #include "sim/virtual_clock.h"
 
@@ -64,6 +65,24 @@ StepTime step_of(const Options& options, bool keeps_masters,
 }
 
 }  // namespace
+
+HybridJob gpt_job(const Row& row, int vocabulary, const char* seq) {
+  HybridJob job;
+  job.sizes.vocabulary =
+      vocabulary > 0 ? vocabulary : row.count("vocab", kMaxSize);
+  job.sizes.hidden = row.count("hidden", 1 << 17);
+  job.sizes.heads = row.count("heads", 1 << 12);
+  job.sizes.seq = row.count(seq, kMaxSize);
+  job.layers = row.count("layers", kMaxLayers);
+  SB_CHECK(job.sizes.hidden % job.sizes.heads == 0, row.place(), ": hidden is ",
+           job.sizes.hidden, ", which is no multiple of ", job.sizes.heads,
+           " heads");
+  return job;
+}
+
+bool is_set(const Row& row, const char* column) {
+  return row.has(column) && row.flag(column);
+}
 
 void replace_cluster(const std::string& name, const std::string& file) {
   replaced()[name] = file;

@@ -9,6 +9,10 @@
 // its cluster (sim/clusters). Training steps are those of the chapters in the
 // `sim` world.
 
+#include <fmt/format.h>
+
+#include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -27,6 +31,21 @@ class NotExpressed : public std::runtime_error {
 /// Throws NotExpressed unless a chapter can run the row.
 inline void require(bool can_run, const std::string& reason) {
   if (!can_run) throw NotExpressed(reason);
+}
+
+/// What `known` has for the word of a column; `absent` for an empty one. Throws
+/// NotExpressed for other words.
+template <typename T>
+T choice(const Row& row, const char* column,
+         const std::map<std::string, T>& known,
+         const std::optional<T>& absent = std::nullopt) {
+  if (absent && !row.has(column)) return *absent;
+  const auto found = known.find(row.text(column));
+  if (found != known.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : known) names.push_back(name);
+  throw NotExpressed(fmt::format("{} is \"{}\"; {} are known", column,
+                                 row.text(column), fmt::join(names, ", ")));
 }
 
 struct Outcome {
@@ -86,12 +105,11 @@ bool is_printed_as(double value, double printed, double last_digit);
 
 // Predictors, by file: predictors_gpipe.cpp and so on.
 Predictor gpipe_memory, gpipe_throughput, torchgpipe;
-Predictor job;                // jobs
-Predictor korthikanti_layer;  // layer
-Predictor megatron_ci;        // megatron_memory.cpp
-Predictor model_states, largest_models, deepspeed_estimates;  // memory
-Predictor collective_time, bus_bandwidth;                     // nccl
-Predictor bubble_rate, automatic_bubble_rate, tutorial;       // pipeline
-Predictor ring_flash_attention, ulysses_charts;               // sequence
+Predictor job;          // jobs
+Predictor megatron_ci;  // megatron_memory.cpp
+Predictor model_states, largest_models, deepspeed_estimates;  // formulas
+Predictor collective_time, bus_bandwidth;
+Predictor bubble_rate, automatic_bubble_rate, tutorial;             // pipeline
+Predictor korthikanti_layer, ring_flash_attention, ulysses_charts;  // sequence
 
 }  // namespace shardbook::validate

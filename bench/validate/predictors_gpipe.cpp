@@ -5,7 +5,7 @@
 #include <optional>
 #include <regex>
 
-#include "bench/validate/table_rows.h"
+#include "bench/validate/jobs.h"
 #include "chapters/05_gpipe/gpipe.h"
 #include "chapters/common/models/models.h"
 #include "core/check.h"

@@ -54,16 +54,15 @@ Outcome outcome_of(const Row& row, const std::string& schedule,
 
 // Qi et al. 2023, table 5.
 std::vector<Outcome> bubble_rate(const Row& row) {
-  static const std::map<std::string, std::string> names = {
-      {"1F1B", "1f1b"}, {"ZB-H1", "zb-h1"}, {"ZB-H2", "zb-h2"}};
-  const std::string& name = row.text("schedule");
-  require(names.count(name) > 0, "no schedule " + name);
+  const auto name = choice<std::string>(
+      row, "schedule",
+      {{"1F1B", "1f1b"}, {"ZB-H1", "zb-h1"}, {"ZB-H2", "zb-h2"}});
   pipeline::schedules::ScheduleOptions options;
   options.num_ranks = row.count("pp", kMaxRanks);
   options.micro_batches = row.count("num_microbatches", kMaxMicroBatches);
-  const auto schedule =
-      pipeline::schedules::make_schedule(names.at(name), options);
-  return {outcome_of(row, name, pipeline::replay(schedule, costs_of(row)))};
+  const auto schedule = pipeline::schedules::make_schedule(name, options);
+  return {outcome_of(row, row.text("schedule"),
+                     pipeline::replay(schedule, costs_of(row)))};
 }
 
 // The same table's schedules that are found by search within a memory limit.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "chapters/pictures/text_table.h"
 #include "chapters/pictures/units.h"
@@ -114,47 +115,37 @@ ComparedColumn claims(const Runs& runs, const Marks& marks) {
   return column;
 }
 
-std::size_t width_of(const ComparedColumn& column) {
-  std::size_t most = std::max(width(column.name), width(column.unit));
-  for (const std::string& cell : column.cells) {
-    most = std::max(most, width(cell));
-  }
-  return most;
-}
-
-/// A line of the table; a label that is too long has lines of its own.
-template <typename CellOf>
-std::string line_of(const std::string& label, std::size_t label_width,
-                    const std::vector<ComparedColumn>& columns,
-                    CellOf cell_of) {
-  const bool fits_in = width(label) <= label_width;
-  std::string text = fits_in ? "" : wrap(label);
-  std::string line = fits_in ? label : "";
-  line.append(label_width - width(line), ' ');
-  for (const ComparedColumn& column : columns) {
-    const std::string cell = cell_of(column);
-    line += std::string(2 + width_of(column) - width(cell), ' ') + cell;
-  }
-  line.erase(line.find_last_not_of(' ') + 1);
-  return text + line + "\n";
-}
-
+/// Numbers at the right of their columns; a name that is too long has lines of its
+/// own.
 std::string rows_text(const Runs& runs,
                       const std::vector<ComparedColumn>& columns) {
-  std::size_t label_width = 0, used = 0;
-  for (const ComparedColumn& column : columns) used += 2 + width_of(column);
-  const std::size_t room = kColumns - std::min(used, kColumns);
+  std::vector<std::string> lines(runs.size() + 2), labels(2);
+  for (const ComparedColumn& column : columns) {
+    std::vector<std::string> cells = {column.name, column.unit};
+    cells.insert(cells.end(), column.cells.begin(), column.cells.end());
+    std::size_t widest = 0;
+    for (const std::string& cell : cells) {
+      widest = std::max(widest, width(cell));
+    }
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      lines[i].append(2 + widest - width(cells[i]), ' ').append(cells[i]);
+    }
+  }
+  const std::size_t room = kColumns - std::min(width(lines[0]), kColumns);
+  std::size_t label_width = 0;
   for (const ProgramRun& run : runs) {
-    const std::size_t wide = width(run_name(run));
+    labels.push_back(run_name(run));
+    const std::size_t wide = width(labels.back());
     if (wide <= room) label_width = std::max(label_width, wide);
   }
-  std::string text = line_of("", label_width, columns,
-                             [](const auto& column) { return column.name; }) +
-                     line_of("", label_width, columns,
-                             [](const auto& column) { return column.unit; });
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    text += line_of(run_name(runs[i]), label_width, columns,
-                    [&](const auto& column) { return column.cells[i]; });
+  std::string text;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    std::string& label = labels[i];
+    if (width(label) > label_width) text += wrap(std::exchange(label, ""));
+    std::string line =
+        label + std::string(label_width - width(label), ' ') + lines[i];
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
   }
   return text;
 }

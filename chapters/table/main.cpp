@@ -11,9 +11,10 @@
 // Exit status: 0 all claims hold, 1 a claim failed, 2 a file cannot be read or
 // written.
 
+#include <algorithm>
 #include <csignal>
-#include <filesystem>
 #include <iostream>
+#include <iterator>
 
 #include "chapters/table/compare.h"
 #include "chapters/table/html.h"
@@ -74,15 +75,6 @@ std::string text_of(const Runs& runs, const Arguments& arguments) {
                             : format_table(runs, marks);
 }
 
-// Where there are several folders, each remark names its own.
-std::string remark_line(const std::string& path, bool several) {
-  const std::string remark = read_remark(path);
-  if (remark.empty()) return "";
-  const std::string name =
-      std::filesystem::path(path).lexically_normal().filename().string();
-  return (several ? name + ": " : "") + remark + "\n";
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -93,10 +85,12 @@ int main(int argc, char** argv) {
     Runs runs;
     std::string remarks;
     for (const std::string& path : arguments.paths) {
-      remarks += remark_line(path, arguments.paths.size() > 1);
-      for (ProgramRun& run : read_run_set(path)) {
-        runs.push_back(std::move(run));
-      }
+      RunSet set = read_run_set(path);
+      std::move(set.runs.begin(), set.runs.end(), std::back_inserter(runs));
+      if (set.remark.empty()) continue;
+      // Where there are several folders, each remark names its own
+      const bool several = arguments.paths.size() > 1;
+      remarks += (several ? set.name + ": " : "") + set.remark + "\n";
     }
     const bool failed = count_claims(runs).failed > 0;
     if (!arguments.quiet || failed) {

@@ -37,8 +37,6 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
-bool is_remark(const std::string& line) { return line.rfind("# ", 0) == 0; }
-
 /// `text`, what it was trained on, and the memory `per` what.
 std::string setting_of(const ProgramRun& run, std::string text,
                        const char* per) {
@@ -53,14 +51,18 @@ std::string setting_of(const ProgramRun& run, std::string text,
 
 }  // namespace
 
-Runs read_run_set(const std::string& path) {
-  if (!fs::is_directory(path)) return {read_run(read_file(path), path)};
+RunSet read_run_set(const std::string& path) {
+  if (!fs::is_directory(path)) return {{read_run(read_file(path), path)}};
   const fs::path folder = path;
   const std::string rows = (folder / "rows.tsv").string();
-  Runs runs;
+  RunSet set;
+  set.name = folder.lexically_normal().filename().string();
   std::istringstream lines(read_file(rows));
   for (std::string line; std::getline(lines, line);) {
-    if (is_remark(line)) continue;
+    if (line.rfind("# ", 0) == 0) {
+      if (set.remark.empty()) set.remark = line.substr(2);
+      continue;
+    }
     const std::vector<std::string> cells = cells_of(line);
     SB_CHECK(cells.size() == 4, rows, ": '", line, "' has ", cells.size(),
              " columns; it needs file, title, label and command");
@@ -70,19 +72,10 @@ Runs read_run_set(const std::string& path) {
     run.is_in_overview = cells[2].rfind('*', 0) == 0;
     run.label = cells[2].substr(run.is_in_overview ? 1 : 0);
     run.command = cells[3];
-    run.set = fs::path(path).lexically_normal().filename().string();
-    runs.push_back(std::move(run));
+    run.set = set.name;
+    set.runs.push_back(std::move(run));
   }
-  return runs;
-}
-
-std::string read_remark(const std::string& path) {
-  if (!fs::is_directory(path)) return "";
-  std::istringstream lines(read_file((fs::path(path) / "rows.tsv").string()));
-  for (std::string line; std::getline(lines, line);) {
-    if (is_remark(line)) return line.substr(2);
-  }
-  return "";
+  return set;
 }
 
 Chosen pointers_to(const Runs& runs) {
@@ -129,22 +122,6 @@ std::vector<Chosen> compare_sets(const Runs& runs) {
     const std::string name = run_name(run);
     return std::tuple(run.title, name, seen[{run.set, run.title, name}]++);
   });
-}
-
-std::vector<std::string> compared_cells(const ProgramRun& run,
-                                        const ProgramRun& first) {
-  const auto cell = [&](double value, double base, const auto& name) {
-    if (value < 0) return std::string();
-    return name(value) + (&run != &first && base > 0
-                              ? fmt::format(" ({:.2f})", value / base)
-                              : "");
-  };
-  return {cell(step_of(run), step_of(first), sim::seconds_text),
-          cell(run.peak_bytes, first.peak_bytes, format_bytes),
-          cell(sent_per_step(run), sent_per_step(first), format_bytes),
-          run.virtual_run
-              ? fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share)
-              : ""};
 }
 
 std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {

@@ -34,13 +34,14 @@ double step_of(const ProgramRun& run);
 /// they were not measured.
 double sent_per_step(const ProgramRun& run);
 
+struct RunSet {
+  Runs runs;
+  std::string name = "";    ///< the folder's
+  std::string remark = "";  ///< "Interrupted after 3 of 30 runs."; may be empty
+};
 /// The runs of a folder, or the one run of a JSON file. Throws Error that names
 /// the file when one cannot be read.
-Runs read_run_set(const std::string& path);
-
-/// The remark on the runs of a folder, such as "Interrupted after 3 of 30 runs.";
-/// empty without one.
-std::string read_remark(const std::string& path);
+RunSet read_run_set(const std::string& path);
 
 /// Runs of the same title, one after the other.
 struct RunGroup {
@@ -73,11 +74,6 @@ const ProgramRun* yardstick(const RunGroup& group);
 /// The same row in several sets, in the order of the sets: rows of the same title
 /// and name. If each set has only one row, these are paired.
 std::vector<Chosen> compare_sets(const Runs& runs);
-
-/// Step, peak memory, bytes sent per step and idle share, with the ratio to the
-/// run of the first set in brackets; empty where they were not measured.
-std::vector<std::string> compared_cells(const ProgramRun& run,
-                                        const ProgramRun& first);
 
 /// "3.64": the speed-up over the yardstick, which may be null. In brackets if
 /// one of the two does not fit in memory; empty where there is none.

@@ -264,6 +264,23 @@ std::string proofs(const Chosen& runs, const Marks& marks) {
   return table + kProofsLegend + (has_marks ? other_trainings_lines(runs) : "");
 }
 
+// Step, peak memory, bytes sent per step and idle share, with the ratio to the run
+// of the first set in brackets.
+Row compared_row(const ProgramRun& run, const ProgramRun& first) {
+  const auto cell = [&](double value, double base, const auto& name) {
+    if (value < 0) return std::string("-");
+    return name(value) + (&run != &first && base > 0
+                              ? fmt::format(" ({:.2f})", value / base)
+                              : "");
+  };
+  return {"  " + run.set, cell(step_of(run), step_of(first), sim::seconds_text),
+          cell(run.peak_bytes, first.peak_bytes, format_bytes),
+          cell(sent_per_step(run), sent_per_step(first), format_bytes),
+          run.virtual_run
+              ? fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share)
+              : "-"};
+}
+
 }  // namespace
 
 Marks marks_of(bool is_utf8, bool has_colours) {
@@ -356,10 +373,7 @@ std::string format_comparison(const Runs& runs) {
     for (const ProgramRun* run : line) {
       const std::string name = run_name(*run) + "\n";
       titles.push_back(name == last ? "" : name);
-      rows.push_back({"  " + run->set});
-      for (const auto& cell : compared_cells(*run, *line.front())) {
-        rows.back().push_back(cell.empty() ? "-" : cell);
-      }
+      rows.push_back(compared_row(*run, *line.front()));
       last = name;
     }
   }

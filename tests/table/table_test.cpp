@@ -309,18 +309,18 @@ TEST(RunSet, AFolderNamesItsRuns) {
   std::ofstream(folder + "/01.json") << Sample{}.json();
   std::ofstream(folder + "/rows.tsv")
       << "01.json\tSplit\t*DDP on two\t./shardbook run ddp -- --steps 5\n";
-  const std::vector<ProgramRun> runs = read_run_set(folder);
+  const std::vector<ProgramRun> runs = read_run_set(folder).runs;
   ASSERT_EQ(runs.size(), 1u);
   EXPECT_EQ(run_name(runs[0]), "DDP on two");
   EXPECT_TRUE(runs[0].is_in_overview);
   EXPECT_EQ(runs[0].title, "Split");
   EXPECT_EQ(runs[0].command, "./shardbook run ddp -- --steps 5");
   EXPECT_EQ(runs[0].set, std::filesystem::path(folder).filename().string());
-  EXPECT_EQ(read_remark(folder), "");
+  EXPECT_EQ(read_run_set(folder).remark, "");
   std::ofstream(folder + "/rows.tsv", std::ios::app)
       << "# Interrupted after 1 of 3 runs.\n";
-  EXPECT_EQ(read_run_set(folder).size(), 1u);
-  EXPECT_EQ(read_remark(folder), "Interrupted after 1 of 3 runs.");
+  EXPECT_EQ(read_run_set(folder).runs.size(), 1u);
+  EXPECT_EQ(read_run_set(folder).remark, "Interrupted after 1 of 3 runs.");
   std::ofstream(folder + "/rows.tsv") << "01.json\n";
   expect_error([&] { read_run_set(folder); }, {"has 1 columns"});
 }

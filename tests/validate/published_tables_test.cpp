@@ -10,7 +10,6 @@
 #include <numeric>
 
 #include "bench/validate/jobs.h"
-#include "bench/validate/table_rows.h"
 #include "bench/validate/validation.h"
 #include "chapters/planner/measured.h"
 #include "tests/support/files.h"
