@@ -18,16 +18,14 @@
 #include <vector>
 
 #include "bench/timing.h"
+#include "bench/training_step.h"
 #include "chapters/02_ddp/ddp.h"
-#include "chapters/common/models/data.h"
-#include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
 #include "comm/launch.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
-#include "core/optim.h"
 #include "core/own_program.h"
 
 namespace shardbook::bench {
@@ -73,49 +71,19 @@ struct TimedWork {
   std::function<void()> body;
 };
 
-/// A model, its optimizer and one batch: zero the gradients, forward, loss,
-/// backward, update.
-struct TrainingStep {
-  std::unique_ptr<Module> model;
-  std::unique_ptr<Optimizer> optimizer;  ///< made by the first step
-  Batch batch;
-
-  /// `forward` runs `*model`, or a strategy's wrapper around it.
-  void run(const std::function<Tensor(const Tensor&)>& forward,
-           const char* optimizer_name = "adamw") {
-    if (optimizer == nullptr) {
-      OptimizerOptions options;
-      options.lr = 1e-3;
-      optimizer = make_optimizer(optimizer_name, model->parameters(), options);
-    }
-    model->clear_grad();
-    language_loss(forward(batch.inputs), batch.targets).backward();
-    optimizer->step();
-  }
-};
-
-/// On random token ids, which differ from rank to rank.
-std::shared_ptr<TrainingStep> language_step(const PeerOptions& options,
-                                            int rank) {
-  const ModelConfig config = ModelConfig::read(options.model);
-  auto step = std::make_shared<TrainingStep>();
-  InitOptions init;
-  if (options.dtype == "bf16") init.dtype = DType::kBF16;
-  step->model = make_model(config, init);
-  // Random ids: the top bits of a linear congruential sequence
-  std::uint64_t state = 0x9e3779b97f4a7c15ULL + static_cast<unsigned>(rank);
-  const auto draw = [&] {
-    std::vector<std::int64_t> ids(
-        static_cast<std::size_t>(options.batch * options.seq));
-    for (std::int64_t& id : ids) {
-      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-      id = static_cast<std::int64_t>(state >> 33) % config.vocab_size;
-    }
-    return Tensor::from_values(ids, {options.batch, options.seq});
-  };
-  step->batch.inputs = draw();
-  step->batch.targets = draw();
-  return step;
+/// Language models learn by AdamW, image models by SGD.
+std::shared_ptr<TrainingStep> training_step(const PeerOptions& peer,
+                                            ProcessGroup& world,
+                                            const char* optimizer = "adamw") {
+  Options options;
+  options.model = peer.model;
+  options.dtype = peer.dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  options.optimizer = optimizer;
+  options.optimizer_options.lr = 1e-3;
+  options.batch = peer.batch;
+  options.seq = peer.seq;
+  options.image_size = peer.size;
+  return make_step(options, world.rank());
 }
 
 TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
@@ -144,41 +112,26 @@ TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
 }
 
 TimedWork step_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = language_step(options, world.rank());
-  return {"one device", [step] {
-            step->run([&](const Tensor& ids) { return (*step->model)(ids); });
-          }};
+  auto step = training_step(options, world);
+  return {"one device", [step] { step->run(*step->model); }};
 }
 
 /// The step under DistributedDataParallel.
 TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = language_step(options, world.rank());
+  auto step = training_step(options, world);
   ddp::DdpOptions ddp_options;
   ddp_options.gradient_as_bucket_view = true;
   auto wrapped = std::make_shared<ddp::DistributedDataParallel>(
       *step->model, world, ddp_options);
   return {"gradient_as_bucket_view", [step, wrapped, &world] {
-            step->run([&](const Tensor& ids) { return (*wrapped)(ids); });
+            step->run(*wrapped);
             world.clear_records();
           }};
 }
 
-/// A step of an image model with SGD.
-TimedWork images_work(const PeerOptions& peer, ProcessGroup& world) {
-  Options options;
-  options.model = peer.model;
-  options.data = "random";
-  options.image_size = peer.size;
-  const ModelConfig config = ModelConfig::read(peer.model);
-  auto step = std::make_shared<TrainingStep>();
-  step->model = make_model(config, InitOptions{});
-  step->batch =
-      Dataset::open(options, config)
-          .batch(/*step=*/0, peer.batch, {world.rank(), 1}, peer.batch);
-  return {"channels last", [step] {
-            step->run([&](const Tensor& x) { return (*step->model)(x); },
-                      "sgd");
-          }};
+TimedWork images_work(const PeerOptions& options, ProcessGroup& world) {
+  auto step = training_step(options, world, "sgd");
+  return {"channels last", [step] { step->run(*step->model); }};
 }
 
 TimedWork all_reduce_work(const PeerOptions& options, ProcessGroup& world) {

@@ -2,12 +2,9 @@
 
 #include <utility>
 
-#include "chapters/common/models/data.h"
-#include "chapters/common/models/models.h"
-#include "chapters/common/run/options.h"
+#include "bench/training_step.h"
 #include "core/context.h"
 #include "core/ops.h"
-#include "core/optim.h"
 
 namespace shardbook::bench {
 namespace {
@@ -18,34 +15,11 @@ Tensor random(const Shape& shape, DType dtype) {
   return x;
 }
 
-/// A model in bf16 with what one training step needs. The weights have f32
-/// master copies, as in 00_single_device --dtype bf16 --master-weights; their
-/// gradients are bf16.
-struct Training {
-  std::unique_ptr<Module> model;
-  std::unique_ptr<Optimizer> optimizer;
-  Batch batch;
-
-  void step() {
-    model->clear_grad();
-    language_loss((*model)(batch.inputs), batch.targets).backward();
-    optimizer->step();
-  }
-};
-
-std::shared_ptr<Training> make_training(const Options& options) {
-  auto training = std::make_shared<Training>();
-  const ModelConfig config = ModelConfig::read(options.model);
-  InitOptions init;
-  init.dtype = options.dtype;
-  training->model = make_model(config, init);
-  training->optimizer =
-      make_optimizer(options.optimizer, training->model->parameters(),
-                     options.optimizer_options);
+/// In bf16. The weights have f32 master copies, as in 00_single_device --dtype bf16
+/// --master-weights; their gradients are bf16.
+std::shared_ptr<TrainingStep> make_training(const Options& options) {
+  auto training = make_step(options);
   training->optimizer->keep_master_copies();
-  training->batch =
-      Dataset::open(options, config)
-          .batch(/*step=*/0, options.batch, BatchSlice{}, options.batch);
   return training;
 }
 
@@ -54,7 +28,6 @@ Options training_options(const std::string& model, std::int64_t batch) {
   options.device = "cuda";
   options.model = model;
   options.dtype = DType::kBF16;
-  options.data = "random";
   options.batch = batch;
   options.optimizer_options.lr = 1e-4;
   return options;
@@ -80,7 +53,7 @@ double step_flops(Options options) {
   const auto training = make_training(options);
   const auto counter = std::make_shared<FlopCounter>();
   shapes.add_observer(counter);
-  training->step();
+  training->run(*training->model);
   shapes.remove_observer(counter);
   return counter->flops() * static_cast<double>(samples);
 }
@@ -91,7 +64,7 @@ Work step_work(const std::string& name, const std::string& text,
   work.dtype = options.dtype;
   work.make = [options]() -> std::function<void()> {
     const auto training = make_training(options);
-    return [training] { training->step(); };
+    return [training] { training->run(*training->model); };
   };
   return work;
 }

@@ -22,7 +22,6 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/this_machine/calibrate.h"
-#include "bench/this_machine/calibrate_gpu.h"
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"

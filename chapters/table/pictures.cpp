@@ -2,25 +2,27 @@
 // their memory is, bytes by link. Scripts fill them from the data of the runs.
 
 #include <fmt/format.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "chapters/table/internal/page.h"
+#include "core/check.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
 namespace {
 
-namespace svg = pictures::svg;
-
 using pictures::memory_peak;
-using pictures::svg::escape;
 using sim::RankGroup;
 using sim::StepView;
 
@@ -230,6 +232,94 @@ std::string links_html(const VirtualRun& run) {
   return text + "</div></figure>\n";
 }
 
+// ---- The data of a timeline: columns of differences as JSON, deflated, in base64.
+// ---- The differences repeat from layer to layer and from one micro-batch to the
+// ---- next, so little is left of them.
+
+using Json = nlohmann::ordered_json;
+using Numbers = std::vector<std::int64_t>;
+
+std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+
+Numbers differences(Numbers values) {
+  for (std::size_t i = values.size(); i-- > 1;) values[i] -= values[i - 1];
+  return values;
+}
+
+// Names, labels and categories of events, each once.
+class Operations {
+ public:
+  std::size_t number_of(const sim::TimelineEvent& event) {
+    const auto [op, added] = numbers_.try_emplace(
+        std::make_tuple(event.name, event.label, event.category), list_.size());
+    if (added) list_.push_back({event.name, event.label, event.category});
+    return op->second;
+  }
+  const Json& list() const { return list_; }
+
+ private:
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t>
+      numbers_;
+  Json list_ = Json::array();
+};
+
+Json queue_json(const sim::RankTimeline& timeline, const std::string& name,
+                Operations& operations) {
+  Json queue = {{"name", name}};
+  std::int64_t last_end = 0;
+  for (const sim::TimelineEvent& event : timeline.events) {
+    if (event.queue != name) continue;
+    const std::int64_t begin = nanoseconds(event.begin_s);
+    const std::int64_t end = nanoseconds(event.end_s);
+    queue["op"].push_back(operations.number_of(event));
+    queue["gap"].push_back(begin - std::exchange(last_end, end));
+    queue["length"].push_back(end - begin);
+    queue["sent"].push_back(event.bytes);
+    queue["flops"].push_back(event.flops);
+    queue["peer"].push_back(event.peer);
+    queue["message"].push_back(event.message);
+  }
+  // A column without a value is left out
+  for (const auto& [key, none] :
+       {std::pair("sent", 0), std::pair("flops", 0), std::pair("peer", -1),
+        std::pair("message", -1)}) {
+    const Json& column = queue[key];
+    if (std::all_of(column.begin(), column.end(),
+                    [&](const Json& value) { return value == none; })) {
+      queue.erase(key);
+    }
+  }
+  return queue;
+}
+
+// Times, and the bytes of each kind.
+Json memory_json(const sim::RankTimeline& timeline) {
+  Json columns = Json::array();
+  const auto add = [&](const auto& value_of) {
+    Numbers values;
+    for (const sim::MemorySample& sample : timeline.memory) {
+      values.push_back(value_of(sample));
+    }
+    columns.push_back(differences(std::move(values)));
+  };
+  add([](const auto& sample) { return nanoseconds(sample.time_s); });
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    add([&](const auto& sample) { return sample.bytes[k]; });
+  }
+  return columns;
+}
+
+std::string deflated(const std::string& text) {
+  uLongf size = compressBound(text.size());
+  std::string bytes(size, '\0');
+  SB_CHECK(compress(reinterpret_cast<Bytef*>(bytes.data()), &size,
+                    reinterpret_cast<const Bytef*>(text.data()),
+                    text.size()) == Z_OK,
+           "report.html: zlib cannot compress a timeline");
+  bytes.resize(size);
+  return bytes;
+}
+
 }  // namespace
 
 bool has_timeline(const ProgramRun& run) {
@@ -262,6 +352,28 @@ std::string pictures_html(const ProgramRun& run, const Runs& runs) {
            memory_html(number, *run.virtual_run->timeline) + "</div>\n";
   }
   return text + links_html(*run.virtual_run);
+}
+
+std::string timeline_data(const sim::StepView& view) {
+  Operations operations;
+  Json groups = Json::array(), kinds = Json::array();
+  for (const sim::RankGroup& group : view.groups) {
+    Json queues = Json::array();
+    for (const std::string& name : sim::queue_names(group.timeline)) {
+      queues.push_back(queue_json(group.timeline, name, operations));
+    }
+    groups.push_back({{"rank", group.ranks.front()},
+                      {"queues", std::move(queues)},
+                      {"memory", memory_json(group.timeline)}});
+  }
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    kinds.push_back(memory_kind_name(static_cast<MemoryKind>(k)));
+  }
+  const Json data = {{"length", nanoseconds(view.step_s)},
+                     {"ops", operations.list()},
+                     {"kinds", std::move(kinds)},
+                     {"groups", std::move(groups)}};
+  return pictures::svg::base64(deflated(data.dump()));
 }
 
 }  // namespace shardbook::table::internal

@@ -15,8 +15,6 @@
 namespace shardbook::table::internal {
 namespace {
 
-using pictures::svg::escape;
-
 // A value with the sign of its claim, if it was measured.
 std::string claim_cell(const Claim& claim, const std::string& value) {
   const bool plain =

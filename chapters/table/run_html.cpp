@@ -16,10 +16,6 @@
 namespace shardbook::table::internal {
 namespace {
 
-namespace svg = pictures::svg;
-
-using svg::escape;
-
 struct Mark {
   const char* css_class;
   const char* sign;

@@ -1,4 +1,4 @@
-// ---- The data of a run: deflated columns of differences (timeline_data.cpp),
+// ---- The data of a run: deflated columns of differences (pictures.cpp),
 // ---- decoded when a picture first needs them.
 
 const decoded = new Map();

@@ -14,7 +14,9 @@
 
 namespace shardbook::table::internal {
 
+namespace svg = pictures::svg;
 using pictures::Unit;
+using svg::escape;
 
 /// The page, with marks where style, script and text go.
 std::string page_template();
@@ -61,16 +63,7 @@ std::string legend_html(
     const std::vector<std::pair<std::string, std::string>>& classes,
     const std::string& word = "");
 
-/// The glossary of the page.
-std::string glossary_html();
-
 // ---- The first screen
-
-/// Step time against memory of a group's runs; empty for fewer than two points.
-/// Its title ranks the runs that train as one device does. `workload`: what they
-/// train, and where; empty where the text above says it.
-std::string scatter_html(const RunGroup& group, const Runs& runs,
-                         const std::string& workload);
 
 /// The first screen shows the scatter of one group, and a few of its timelines.
 struct FirstLook {
