@@ -1,4 +1,4 @@
-#include "chapters/table/compare.h"
+#include "chapters/table/table.h"
 
 #include <fmt/format.h>
 

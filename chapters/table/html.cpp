@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "chapters/pictures/svg.h"
-#include "chapters/table/compare.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/table.h"
 #include "core/how_many.h"

@@ -16,7 +16,6 @@
 #include <iostream>
 #include <iterator>
 
-#include "chapters/table/compare.h"
 #include "chapters/table/html.h"
 #include "chapters/table/run_set.h"
 #include "chapters/table/table.h"

@@ -1,6 +1,6 @@
 // The table of ./shardbook compare: one unit per column, one yardstick.
 
-#include "chapters/table/compare.h"
+#include "chapters/table/table.h"
 
 #include <gtest/gtest.h>
 

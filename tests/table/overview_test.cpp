@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "chapters/pictures/text_table.h"
-#include "chapters/table/compare.h"
 #include "chapters/table/table.h"
 #include "tests/support/default_rows.h"
 #include "tests/support/errors.h"
