@@ -30,7 +30,7 @@ double gpu_seconds(const Body& body, int count) {
 }
 
 inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values[values.size() / 2];
 }
 

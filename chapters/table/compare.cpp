@@ -58,7 +58,7 @@ std::vector<double> values_of(const Runs& runs, ValueOf value_of) {
 
 /// Virtual time compares with virtual time only.
 bool have_virtual_time(const Runs& runs) {
-  return std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
+  return std::ranges::all_of(runs, [](const ProgramRun& run) {
     return run.virtual_run && run.device != "cuda";
   });
 }
@@ -94,7 +94,7 @@ ComparedColumn peaks(const Runs& runs, const Marks& marks) {
   ComparedColumn column = column_of(
       "peak", values_of(runs, [](const auto& run) { return run.peak_bytes; }),
       kBytes, "most memory in use at one time, by the fullest rank");
-  if (std::all_of(runs.begin(), runs.end(), fits)) return column;
+  if (std::ranges::all_of(runs, fits)) return column;
   column.meaning += "; ! does not fit";
   for (std::size_t i = 0; i < runs.size(); ++i) {
     column.cells[i] += fits(runs[i]) ? " " : marks.too_large;
@@ -155,10 +155,9 @@ std::string rows_text(const Runs& runs,
 const char* const kComparedTitle = "Compared";
 
 bool are_compared(const Runs& runs) {
-  return !runs.empty() &&
-         std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
-           return run.title == kComparedTitle;
-         });
+  return !runs.empty() && std::ranges::all_of(runs, [](const ProgramRun& run) {
+    return run.title == kComparedTitle;
+  });
 }
 
 ComparedTable compare_runs(const Runs& runs, const Marks& marks) {
@@ -198,14 +197,11 @@ ComparedTable compare_runs(const Runs& runs, const Marks& marks) {
   }
   // Runs on shapes train nothing
   if (!trained_runs(runs).empty()) table.columns.push_back(claims(runs, marks));
-  const auto is_empty = [](const ComparedColumn& column) {
-    return std::all_of(
-        column.cells.begin(), column.cells.end(),
-        [](const std::string& cell) { return cell[0] == kNotMeasured[0]; });
-  };
-  table.columns.erase(
-      std::remove_if(table.columns.begin(), table.columns.end(), is_empty),
-      table.columns.end());
+  std::erase_if(table.columns, [](const ComparedColumn& column) {
+    return std::ranges::all_of(column.cells, [](const std::string& cell) {
+      return cell[0] == kNotMeasured[0];
+    });
+  });
   return table;
 }
 

@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
     std::string remarks;
     for (const std::string& path : arguments.paths) {
       RunSet set = read_run_set(path);
-      std::move(set.runs.begin(), set.runs.end(), std::back_inserter(runs));
+      std::ranges::move(set.runs, std::back_inserter(runs));
       if (set.remark.empty()) continue;
       // Where there are several folders, each remark names its own
       const bool several = arguments.paths.size() > 1;

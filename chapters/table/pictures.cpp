@@ -43,12 +43,11 @@ std::string shares_text(const sim::QueueShares& shares) {
 }
 
 bool has_messages(const StepView& view) {
-  return std::any_of(
-      view.groups.begin(), view.groups.end(), [](const RankGroup& group) {
-        return std::any_of(
-            group.timeline.events.begin(), group.timeline.events.end(),
-            [](const auto& event) { return event.message >= 0; });
-      });
+  return std::ranges::any_of(view.groups, [](const RankGroup& group) {
+    return std::ranges::any_of(group.timeline.events, [](const auto& event) {
+      return event.message >= 0;
+    });
+  });
 }
 
 std::string tools_html(bool messages) {
@@ -280,15 +279,15 @@ Json queue_json(const sim::RankTimeline& timeline, const std::string& name,
     queue["message"].push_back(event.message);
   }
   // A column without a value is left out
-  for (const auto& [key, none] :
-       {std::pair("sent", 0), std::pair("flops", 0), std::pair("peer", -1),
-        std::pair("message", -1)}) {
+  const auto drop = [&](const char* key, const Json& none) {
     const Json& column = queue[key];
-    if (std::all_of(column.begin(), column.end(),
-                    [&](const Json& value) { return value == none; })) {
-      queue.erase(key);
-    }
-  }
+    const auto found = std::ranges::count(column, none);
+    if (static_cast<std::size_t>(found) == column.size()) queue.erase(key);
+  };
+  drop("sent", 0);
+  drop("flops", 0);
+  drop("peer", -1);
+  drop("message", -1);
   return queue;
 }
 
@@ -330,9 +329,9 @@ bool has_timeline(const ProgramRun& run) {
 std::string timelines_html(const std::string& title, const Chosen& drawn,
                            const Runs& runs) {
   const std::string setting = setting_of(*drawn.front());
-  const bool is_same = std::all_of(
-      drawn.begin(), drawn.end(),
-      [&](const ProgramRun* run) { return setting_of(*run) == setting; });
+  const bool is_same = std::ranges::all_of(drawn, [&](const ProgramRun* run) {
+    return setting_of(*run) == setting;
+  });
   std::string text = fmt::format(
       "<div class=\"view\"><figure class=\"timeline\"><figcaption><b>{}</b> "
       "{}<span>One step of each, on one axis of time</span></figcaption>\n{}{}"

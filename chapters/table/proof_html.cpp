@@ -61,8 +61,8 @@ std::string proof_html(const Runs& runs) {
   const Chosen trained = trained_runs(runs);
   if (trained.empty()) return "";
   const ClaimCount claims = count_claims(trained);
-  const auto num_failed = static_cast<std::size_t>(std::count_if(
-      trained.begin(), trained.end(),
+  const auto num_failed = static_cast<std::size_t>(std::ranges::count_if(
+      trained,
       [](const ProgramRun* run) { return count_claims(*run).failed > 0; }));
   const bool holds = num_failed == 0;
   return fmt::format(

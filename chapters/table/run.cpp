@@ -33,7 +33,7 @@ class JsonReader {
   // The value, or null when it is not there.
   const Json& at(std::string path) const {
     static const Json kMissing;
-    std::replace(path.begin(), path.end(), '.', '/');
+    std::ranges::replace(path, '.', '/');
     const Json::json_pointer pointer("/" + path);
     return object_.contains(pointer) ? object_[pointer] : kMissing;
   }

@@ -111,8 +111,7 @@ std::string layer_html(const LayerLoad& load) {
     heights.push_back(load.shares[e] / kMostShown);
     names.push_back(fmt::format("expert {}: {:.2f}", e, load.shares[e]));
   }
-  const auto busiest =
-      std::max_element(heights.begin(), heights.end()) - heights.begin();
+  const auto busiest = std::ranges::max_element(heights) - heights.begin();
   const std::string& most = names[static_cast<std::size_t>(busiest)];
   return fmt::format(
       "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
@@ -223,9 +222,7 @@ std::string clock_html(const Sweep& sweep, bool on_the_wall,
   for (const SweepTime& time : sweep.pipelined) {
     splits.push_back(timed(time, on_the_wall));
   }
-  const Timed& best = *std::min_element(
-      splits.begin(), splits.end(),
-      [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+  const Timed& best = *std::ranges::min_element(splits, {}, &Timed::seconds);
   return fmt::format(
              "<figure class=\"sweep\"><figcaption><b>Split sizes</b> {}"
              "</figcaption>\n",
@@ -252,7 +249,7 @@ std::string rows_html(const RankBill& bill) {
   std::string rows;
   const auto add = [&](std::string name, const Figure& figure,
                        const char* not_predicted, const std::string& sign) {
-    std::replace(name.begin(), name.end(), '_', ' ');
+    std::ranges::replace(name, '_', ' ');
     const auto exact = [](double bytes) { return with_commas(bytes) + " B"; };
     rows += fmt::format(
         "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
@@ -333,9 +330,9 @@ std::size_t number_of(const ProgramRun& run, const Runs& runs) {
 }
 
 bool are_sets(const Runs& runs) {
-  return std::any_of(runs.begin(), runs.end(), [&](const ProgramRun& run) {
-    return run.set != runs.front().set;
-  });
+  return std::ranges::any_of(
+      runs, [&](const auto& set) { return set != runs.front().set; },
+      &ProgramRun::set);
 }
 
 std::string full_name(const ProgramRun& run, const Runs& runs) {

@@ -132,7 +132,7 @@ std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
 }
 
 void add_once(std::vector<std::string>& texts, const std::string& text) {
-  if (std::find(texts.begin(), texts.end(), text) == texts.end()) {
+  if (std::ranges::find(texts, text) == texts.end()) {
     texts.push_back(text);
   }
 }

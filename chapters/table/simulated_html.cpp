@@ -32,16 +32,15 @@ std::string scatter_html(const RunGroup& group, const Runs& runs,
   }
   if (shown.size() < 2) return "";
   const bool same_devices =
-      std::all_of(shown.begin(), shown.end(), [&](const ProgramRun* run) {
+      std::ranges::all_of(shown, [&](const ProgramRun* run) {
         return run->world_size == shown.front()->world_size;
       });
   const auto name_of = [&](const ProgramRun& run) {
     return run_name(run) +
            (same_devices ? "" : fmt::format(" \u00d7{}", run.world_size));
   };
-  const bool compares = std::any_of(
-      shown.begin(), shown.end(),
-      [](const ProgramRun* run) { return run->other_training.empty(); });
+  const bool compares = std::ranges::any_of(
+      shown, [](const ProgramRun* run) { return run->other_training.empty(); });
   std::string points, capacity;
   const ProgramRun *fastest = nullptr, *smallest = nullptr;
   for (const ProgramRun* run : shown) {
@@ -160,8 +159,8 @@ bool decides_what_fits(const RunGroup& group) {
       found[run->world_size].insert(fits(*run));
     }
   }
-  return std::any_of(found.begin(), found.end(),
-                     [](const auto& each) { return each.second.size() == 2; });
+  return std::ranges::any_of(
+      found, [](const auto& each) { return each.second.size() == 2; });
 }
 
 // The scatter of the first such group, or else of the first that has one.
@@ -186,9 +185,8 @@ Chosen most_changed(const Runs& runs) {
   Chosen drawn;
   double most = -1;
   for (const Chosen& line : compare_sets(runs)) {
-    const bool all =
-        std::all_of(line.begin(), line.end(),
-                    [](const ProgramRun* run) { return has_timeline(*run); });
+    const bool all = std::ranges::all_of(
+        line, [](const ProgramRun* run) { return has_timeline(*run); });
     if (!all || !are_few(line)) continue;
     double change = 0;
     for (const ProgramRun* run : line) {
@@ -203,9 +201,8 @@ Chosen most_changed(const Runs& runs) {
 }
 
 std::string title_of_timelines(Chosen drawn, const Runs& runs) {
-  std::stable_sort(
-      drawn.begin(), drawn.end(),
-      [](const auto* a, const auto* b) { return step_of(*a) < step_of(*b); });
+  std::ranges::stable_sort(drawn, {},
+                           [](const ProgramRun* run) { return step_of(*run); });
   const ProgramRun &first = *drawn.front(), &last = *drawn.back();
   const bool same = run_name(first) == run_name(last);
   const std::string winner = same ? full_name(first, runs) : run_name(first);

@@ -217,10 +217,8 @@ std::string worlds_of(const Chosen& runs, const Marks& marks) {
   std::vector<std::string> worlds;
   for (const Chosen& same :
        group_by(runs, [](const ProgramRun& run) { return run.backend; })) {
-    const auto largest = std::max_element(
-        same.begin(), same.end(), [](const auto* a, const auto* b) {
-          return a->world_size < b->world_size;
-        });
+    const auto largest =
+        std::ranges::max_element(same, {}, &ProgramRun::world_size);
     worlds.push_back(world_name(**largest, marks.times));
   }
   return fmt::format("{}", fmt::join(worlds, ", "));
