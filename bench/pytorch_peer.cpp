@@ -31,17 +31,11 @@
 namespace shardbook::bench {
 namespace {
 
-/// The command line, as pytorch.py states it.
-struct PeerOptions {
+/// The command line, as pytorch.py states it. The batch is one rank's.
+struct PeerOptions : Options {
   std::string work;
-  std::string model = "gpt-micro";
-  std::string backend = "threads";
-  std::string dtype = "f32";
   std::int64_t size = 1024;
-  std::int64_t batch = 8;  ///< of one rank
-  std::int64_t seq = 128;
   std::int64_t bytes = std::int64_t{64} << 20;
-  int world_size = 1;
   int threads = 1;  ///< of one rank
 };
 
@@ -49,6 +43,10 @@ PeerOptions parse(int argc, char** argv) {
   SB_CHECK(argc > 1, "give a work, then its options; see pytorch.py");
   PeerOptions options;
   options.work = argv[1];
+  options.model = "gpt-micro";
+  options.world_size = 1;
+  options.batch = 8;
+  options.seq = 128;
   CommandLine line("pytorch_peer", "Our side of ./shardbook bench pytorch.");
   line.add("--model", &options.model, "of the training steps");
   line.add("--backend", &options.backend, "of the ranks");
@@ -60,6 +58,8 @@ PeerOptions parse(int argc, char** argv) {
   line.add("--world-size", &options.world_size, "ranks", 1);
   line.add("--threads", &options.threads, "of one rank", 1);
   line.parse(argc - 1, argv + 1);
+  options.image_size = options.size;
+  options.optimizer_options.lr = 1e-3;
   return options;
 }
 
@@ -70,21 +70,6 @@ struct TimedWork {
   std::string variant;  ///< which implementation ran, for the record
   std::function<void()> body;
 };
-
-/// Language models learn by AdamW, image models by SGD.
-std::shared_ptr<TrainingStep> training_step(const PeerOptions& peer,
-                                            ProcessGroup& world,
-                                            const char* optimizer = "adamw") {
-  Options options;
-  options.model = peer.model;
-  options.dtype = peer.dtype == "bf16" ? DType::kBF16 : DType::kF32;
-  options.optimizer = optimizer;
-  options.optimizer_options.lr = 1e-3;
-  options.batch = peer.batch;
-  options.seq = peer.seq;
-  options.image_size = peer.size;
-  return make_step(options, world.rank());
-}
 
 TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
   const Shape shape = {options.size, options.size};
@@ -112,13 +97,13 @@ TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
 }
 
 TimedWork step_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = training_step(options, world);
+  auto step = make_step(options, "adamw", world.rank());
   return {"one device", [step] { step->run(*step->model); }};
 }
 
 /// The step under DistributedDataParallel.
 TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = training_step(options, world);
+  auto step = make_step(options, "adamw", world.rank());
   ddp::DdpOptions ddp_options;
   ddp_options.gradient_as_bucket_view = true;
   auto wrapped = std::make_shared<ddp::DistributedDataParallel>(
@@ -130,7 +115,7 @@ TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
 }
 
 TimedWork images_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = training_step(options, world, "sgd");
+  auto step = make_step(options, "sgd", world.rank());
   return {"channels last", [step] { step->run(*step->model); }};
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "chapters/common/models/data.h"
 #include "chapters/common/models/models.h"
@@ -28,16 +29,17 @@ struct TrainingStep {
   }
 };
 
-/// With the options' model, dtype, optimizer and sizes. The batch differs from rank
-/// to rank.
-inline std::shared_ptr<TrainingStep> make_step(Options options, int rank = 0) {
+/// With the options' model, dtype and sizes. The batch differs from rank to rank.
+inline std::shared_ptr<TrainingStep> make_step(Options options,
+                                               const std::string& optimizer,
+                                               int rank = 0) {
   options.data = "random";
   auto step = std::make_shared<TrainingStep>();
   const ModelConfig config = ModelConfig::read(options.model);
   InitOptions init;
   init.dtype = options.dtype;
   step->model = make_model(config, init);
-  step->optimizer = make_optimizer(options.optimizer, step->model->parameters(),
+  step->optimizer = make_optimizer(optimizer, step->model->parameters(),
                                    options.optimizer_options);
   step->batch = Dataset::open(options, config)
                     .batch(rank, options.batch, BatchSlice{}, options.batch);

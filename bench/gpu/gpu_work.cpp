@@ -18,7 +18,7 @@ Tensor random(const Shape& shape, DType dtype) {
 /// In bf16. The weights have f32 master copies, as in 00_single_device --dtype bf16
 /// --master-weights; their gradients are bf16.
 std::shared_ptr<TrainingStep> make_training(const Options& options) {
-  auto training = make_step(options);
+  auto training = make_step(options, options.optimizer);
   training->optimizer->keep_master_copies();
   return training;
 }

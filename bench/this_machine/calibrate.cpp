@@ -177,6 +177,28 @@ Fit best_fit(const std::vector<Sample>& samples,
   return best;
 }
 
+ordered_json link_json(double gigabytes_per_s, double latency_s,
+                       const char* trust) {
+  return {{"bandwidth_GB_per_s", gigabytes_per_s},
+          {"latency_us", latency_s * 1e6},
+          {"trust", trust}};
+}
+
+std::string cluster_text(int devices, const ordered_json& device,
+                         const ordered_json& inside,
+                         const ordered_json& network, const ordered_json& host,
+                         const ordered_json& host_link) {
+  const ordered_json cluster = {{"name", "this-machine"},
+                                {"nodes", 1},
+                                {"devices_per_node", devices},
+                                {"device", device},
+                                {"intra_node", inside},
+                                {"network", network},
+                                {"host", host},
+                                {"host_link", host_link}};
+  return cluster.dump(1) + "\n";
+}
+
 }  // namespace
 
 Fit fit(const std::vector<Sample>& samples) {
@@ -256,9 +278,8 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
   }
   const double bandwidth =
       all_reduce.per_unit_s > 0 ? 1 / all_reduce.per_unit_s / 1e9 : 1e3;
-  const ordered_json link = {{"bandwidth_GB_per_s", bandwidth},
-                             {"latency_us", all_reduce.fixed_s * 1e6},
-                             {"trust", "calibrated"}};
+  const ordered_json link =
+      link_json(bandwidth, all_reduce.fixed_s, "calibrated");
   ordered_json memory = link;
   memory["kind"] = "memory";
   // For operations that were not measured: the right order of magnitude.
@@ -270,15 +291,7 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
   ordered_json measured = core;
   measured["operations"] = fitted;
   measured["trust"] = "calibrated";
-  const ordered_json cluster = {{"name", "this-machine"},
-                                {"nodes", 1},
-                                {"devices_per_node", num_cores},
-                                {"device", measured},
-                                {"intra_node", memory},
-                                {"network", link},
-                                {"host", core},
-                                {"host_link", link}};
-  return cluster.dump(1) + "\n";
+  return cluster_text(num_cores, measured, memory, link, core, link);
 }
 
 // --- A GPU -------------------------------------------------------------------
@@ -390,22 +403,17 @@ std::string cluster_json(const GpuCalibration& gpu, int num_gpus) {
       {"launch_us", gpu.launch_s * 1e6},
       {"kernel_us", gpu.kernel_s * 1e6},
       {"trust", "interpolated"}};
-  const ordered_json host_link = {
-      {"bandwidth_GB_per_s", gpu.host_bytes_per_s / 1e9},
-      {"latency_us", gpu.host_latency_s * 1e6},
-      {"trust", "calibrated"}};
+  const double host_rate = gpu.host_bytes_per_s / 1e9;
+  const ordered_json host_link =
+      link_json(host_rate, gpu.host_latency_s, "calibrated");
   // GPUs of one host meet over its memory where they have no faster link; that
   // link was not measured.
-  ordered_json between = host_link;
-  between["trust"] = "extrapolated";
+  const ordered_json between =
+      link_json(host_rate, gpu.host_latency_s, "extrapolated");
   ordered_json inside = between;
   inside["kind"] = "pcie";
-  const ordered_json cluster = {
-      {"name", "this-machine"},       {"nodes", 1},
-      {"devices_per_node", num_gpus}, {"device", device},
-      {"intra_node", inside},         {"network", between},
-      {"host", "dgx-a100-host"},      {"host_link", host_link}};
-  return cluster.dump(1) + "\n";
+  return cluster_text(num_gpus, device, inside, between, "dgx-a100-host",
+                      host_link);
 }
 
 }  // namespace shardbook::this_machine

@@ -103,13 +103,13 @@ double last_digit(const std::string& printed);
 /// Whether `value` prints as `printed`, rounded or cut off.
 bool is_printed_as(double value, double printed, double last_digit);
 
-// Predictors, by file: predictors_gpipe.cpp and so on.
-Predictor gpipe_memory, gpipe_throughput, torchgpipe;
-Predictor job;          // jobs
-Predictor megatron_ci;  // megatron_memory.cpp
-Predictor model_states, largest_models, deepspeed_estimates;  // formulas
-Predictor collective_time, bus_bandwidth;
-Predictor bubble_rate, automatic_bubble_rate, tutorial;             // pipeline
+// Predictors, by the file predictors_*.cpp
+Predictor model_states, largest_models, deepspeed_estimates, collective_time,
+    bus_bandwidth;  // formulas
+Predictor job;      // jobs
+Predictor gpipe_memory, gpipe_throughput, torchgpipe, bubble_rate,
+    automatic_bubble_rate, tutorial;                                // pipeline
 Predictor korthikanti_layer, ring_flash_attention, ulysses_charts;  // sequence
+Predictor megatron_ci;  // megatron_memory.cpp
 
 }  // namespace shardbook::validate
