@@ -15,6 +15,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/validate/error_statistics.h"
@@ -102,6 +103,30 @@ void check_jobs(const Table& table);
 double last_digit(const std::string& printed);
 /// Whether `value` prints as `printed`, rounded or cut off.
 bool is_printed_as(double value, double printed, double last_digit);
+
+/// One table: a prediction for every row, and their statistics.
+struct Validation {
+  std::string file;
+  const Kind* kind = nullptr;
+  std::vector<Outcome> outcomes;
+  /// Row and reason.
+  std::vector<std::pair<std::string, std::string>> not_expressed;
+
+  int num_aimed_at = 0;
+  double mape = 0, null_mape = 0;
+  /// Errors of the rows that count towards the aim.
+  double aimed_mape = 0, aimed_worst = 0;
+  int num_as_printed = 0;  ///< of the rows whose digits are known
+  Contests contests;
+  bool meets_aim = false;
+};
+
+/// Throws Error for tables and values that make no sense.
+Validation validate(const Table& table);
+
+/// For people, and as one line of JSON.
+std::string as_text(const Validation& validation);
+std::string as_json(const Validation& validation);
 
 // Predictors, by the file predictors_*.cpp
 Predictor model_states, largest_models, deepspeed_estimates, collective_time,

@@ -12,7 +12,7 @@
 #include <filesystem>
 
 #include "bench/validate/jobs.h"
-#include "bench/validate/validation.h"
+#include "bench/validate/kinds.h"
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"

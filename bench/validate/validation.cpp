@@ -1,4 +1,4 @@
-#include "bench/validate/validation.h"
+#include "bench/validate/kinds.h"
 
 #include <fmt/format.h>
 

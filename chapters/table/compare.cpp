@@ -7,7 +7,7 @@
 
 #include "chapters/pictures/text_table.h"
 #include "chapters/pictures/units.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 
 namespace shardbook::table {
 namespace {

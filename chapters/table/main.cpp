@@ -17,7 +17,7 @@
 #include <iterator>
 
 #include "chapters/table/html.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 #include "chapters/table/table.h"
 #include "core/check.h"
 #include "core/text_file.h"

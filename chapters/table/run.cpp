@@ -9,7 +9,6 @@
 #include <numeric>
 #include <optional>
 
-#include "chapters/table/run_set.h"
 #include "core/check.h"
 #include "core/how_many.h"
 #include "sim/cluster.h"

@@ -8,7 +8,7 @@
 #include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 #include "chapters/table/table.h"
 #include "core/how_many.h"
 #include "sim/timeline_text.h"

@@ -1,4 +1,4 @@
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 
 #include <fmt/format.h>
 

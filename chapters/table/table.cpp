@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "chapters/pictures/text_table.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 #include "core/how_many.h"
 #include "sim/timeline_text.h"
 

@@ -7,7 +7,7 @@
 #include <regex>
 
 #include "chapters/common/run/exit_status.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 #include "core/check.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"

@@ -10,7 +10,6 @@
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/units.h"
 #include "chapters/table/run.h"
-#include "chapters/table/run_set.h"
 
 namespace shardbook::table::internal {
 
