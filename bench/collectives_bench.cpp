@@ -13,7 +13,6 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "bench/narrow_console.h"
+#include "bench/timing.h"
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
 #include "comm/algorithms/tree.h"
@@ -32,11 +32,7 @@
 namespace shardbook {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+using bench::now_s;
 
 // Bytes read plus written per second when every core copies.
 double measure_bandwidth() {
@@ -50,11 +46,10 @@ double measure_bandwidth() {
       threads.emplace_back([&rates, t] {
         std::vector<char> from(kBytes, 1);
         std::vector<char> to(kBytes, 2);
-        const Clock::time_point begin = Clock::now();
+        const double begin_s = now_s();
         std::memcpy(to.data(), from.data(), kBytes);
         benchmark::DoNotOptimize(to.data());
-        rates[static_cast<std::size_t>(t)] =
-            2.0 * kBytes / seconds_since(begin);
+        rates[static_cast<std::size_t>(t)] = 2.0 * kBytes / (now_s() - begin_s);
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -87,20 +82,19 @@ struct Row {
 std::string time_calls(ProcessGroup& world,
                        const std::function<void()>& operation) {
   std::vector<double> times;
-  const Clock::time_point begin = Clock::now();
+  const double begin_s = now_s();
   for (bool more = true; more;) {
     for (int i = 0; i < 5; ++i) {
       world.barrier();
-      const Clock::time_point start = Clock::now();
+      const double start_s = now_s();
       operation();
-      times.push_back(seconds_since(start));
+      times.push_back(now_s() - start_s);
     }
     // Rank 0 decides for all ranks when to stop.
-    more = world.exchange(seconds_since(begin) < 0.6 ? "more" : "enough")[0] ==
+    more = world.exchange(now_s() - begin_s < 0.6 ? "more" : "enough")[0] ==
            "more";
   }
-  std::sort(times.begin(), times.end());
-  return std::to_string(times[times.size() / 2] * 1e9);
+  return std::to_string(bench::median(times) * 1e9);
 }
 
 double measure_seconds(const std::string& backend, int world_size,
@@ -213,11 +207,8 @@ void add_benchmarks(const std::string& backend) {
 int main(int argc, char** argv) {
   shardbook::add_benchmarks("threads");
   if (shardbook::internal::has_gloo()) shardbook::add_benchmarks("gloo");
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  benchmark::AddCustomContext("memory_GB/s",
-                              std::to_string(shardbook::bandwidth() * 1e-9));
-  shardbook::bench::NarrowConsole console;
-  benchmark::RunSpecifiedBenchmarks(&console);
-  benchmark::Shutdown();
+  return shardbook::bench::run_benchmarks(argc, argv, [] {
+    benchmark::AddCustomContext("memory_GB/s",
+                                std::to_string(shardbook::bandwidth() * 1e-9));
+  });
 }

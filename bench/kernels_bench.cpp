@@ -100,19 +100,18 @@ std::vector<float> noise(std::int64_t n, unsigned seed = 1) {
   return out;
 }
 
-using Counter = benchmark::Counter;
-
+// How much `amount` each iteration has, and as a share of the machine's `most`.
+void report(benchmark::State& state, const char* unit, const char* share,
+            double amount, double most) {
+  constexpr auto kRate = benchmark::Counter::kIsIterationInvariantRate;
+  state.counters[unit] = {amount * 1e-9, kRate};
+  state.counters[share] = {amount / most, kRate};
+}
 void report_flops(benchmark::State& state, double flops) {
-  state.counters["GFLOP/s"] =
-      Counter(flops * 1e-9, Counter::kIsIterationInvariantRate);
-  state.counters["of_peak"] =
-      Counter(flops / machine().peak_flops, Counter::kIsIterationInvariantRate);
+  report(state, "GFLOP/s", "of_peak", flops, machine().peak_flops);
 }
 void report_bytes(benchmark::State& state, double bytes) {
-  state.counters["GB/s"] =
-      Counter(bytes * 1e-9, Counter::kIsIterationInvariantRate);
-  state.counters["of_memory"] =
-      Counter(bytes / machine().bandwidth, Counter::kIsIterationInvariantRate);
+  report(state, "GB/s", "of_memory", bytes, machine().bandwidth);
 }
 
 void machine_limits(benchmark::State& state) {
@@ -168,12 +167,15 @@ constexpr std::int64_t kHidden = 256;
 constexpr std::int64_t kWide = 1024;
 
 struct Arrays {
-  explicit Arrays(std::int64_t n)
-      : n(n), a(noise(n, 1)), b(noise(n, 2)), c(noise(n, 3)), d(n, 0.0f) {}
   std::int64_t n;
-  std::vector<float> a, b, c, d;
-  KernelContext context;
+  std::vector<float> noises[3] = {noise(n, 1), noise(n, 2), noise(n, 3)};
+  std::vector<float> zeros = std::vector<float>(n);
+  float *a = noises[0].data(), *b = noises[1].data(), *c = noises[2].data(),
+        *d = zeros.data();
+  KernelContext context = KernelContext();
 };
+
+constexpr DType kF32 = DType::kF32;
 
 // Runs `kernel` on arrays of n elements; it moves `arrays` of them.
 template <typename Fn>
@@ -181,7 +183,7 @@ void memory_bench(const std::string& name, std::int64_t n, double arrays,
                   Fn kernel) {
   benchmark::RegisterBenchmark(name.c_str(),
                                [n, arrays, kernel](benchmark::State& state) {
-                                 Arrays x(n);
+                                 Arrays x{n};
                                  for (auto _ : state) kernel(x);
                                  report_bytes(state, 4.0 * arrays * n);
                                });
@@ -192,54 +194,45 @@ void register_elementwise(const std::string& size, std::int64_t n) {
     memory_bench(name + size, n, arrays, kernel);
   };
   const auto unary_bench = [&](const char* name, UnaryOp op) {
-    bench(name, 2, [op](Arrays& x) {
-      unary(x.context, op, DType::kF32, x.n, x.a.data(), x.d.data());
-    });
+    bench(name, 2,
+          [op](Arrays& x) { unary(x.context, op, kF32, x.n, x.a, x.d); });
     bench(std::string(name) + "_backward", 3, [op](Arrays& x) {
-      unary_backward(x.context, op, DType::kF32, x.n, x.a.data(), x.b.data(),
-                     x.d.data());
+      unary_backward(x.context, op, kF32, x.n, x.a, x.b, x.d);
     });
   };
   unary_bench("gelu", UnaryOp::kGeluTanh);
   unary_bench("relu", UnaryOp::kRelu);
   unary_bench("tanh", UnaryOp::kTanh);
   bench("add", 3, [](Arrays& x) {
-    binary(x.context, BinaryOp::kAdd, DType::kF32, {x.n}, x.a.data(), {x.n},
-           x.b.data(), x.d.data());
+    binary(x.context, BinaryOp::kAdd, kF32, {x.n}, x.a, {x.n}, x.b, x.d);
   });
-  bench("axpy", 3, [](Arrays& x) {
-    axpy(x.context, DType::kF32, x.n, 0.5, x.a.data(), x.d.data());
-  });
-  bench("fill", 1,
-        [](Arrays& x) { fill(x.context, DType::kF32, x.n, x.d.data(), 1.0); });
-  bench("cast_bf16", 1.5, [](Arrays& x) {
-    cast(x.context, DType::kF32, x.a.data(), DType::kBF16, x.d.data(), x.n);
-  });
+  bench("axpy", 3,
+        [](Arrays& x) { axpy(x.context, kF32, x.n, 0.5, x.a, x.d); });
+  bench("fill", 1, [](Arrays& x) { fill(x.context, kF32, x.n, x.d, 1.0); });
+  bench("cast_bf16", 1.5,
+        [](Arrays& x) { cast(x.context, kF32, x.a, DType::kBF16, x.d, x.n); });
   bench("sum_squares", 1, [](Arrays& x) {
-    benchmark::DoNotOptimize(
-        sum_squares(x.context, DType::kF32, x.n, x.a.data()));
+    benchmark::DoNotOptimize(sum_squares(x.context, kF32, x.n, x.a));
   });
   bench("dropout", 2, [](Arrays& x) {
-    dropout(x.context, DType::kF32, whole_view({x.n}), {1, 2}, 0.1, x.a.data(),
-            x.d.data());
+    dropout(x.context, kF32, whole_view({x.n}), {1, 2}, 0.1, x.a, x.d);
   });
   bench("fill_normal", 1, [](Arrays& x) {
-    fill_normal(x.context, DType::kF32, whole_view({x.n}), {1, 2}, 0.0, 1.0,
-                x.d.data());
+    fill_normal(x.context, kF32, whole_view({x.n}), {1, 2}, 0.0, 1.0, x.d);
   });
   bench("adamw", 7, [](Arrays& x) {
     ParameterSlice slice;
-    slice.n = x.n, slice.param = x.a.data(), slice.grad = x.b.data();
+    slice.n = x.n, slice.param = x.a, slice.grad = x.b;
     AdamOptions options;
     options.lr = 1e-3, options.weight_decay = 0.1, options.decoupled = true;
-    adam_step(x.context, slice, options, 10, x.d.data(), x.c.data());
+    adam_step(x.context, slice, options, 10, x.d, x.c);
   });
   bench("sgd", 5, [](Arrays& x) {
     ParameterSlice slice;
-    slice.n = x.n, slice.param = x.a.data(), slice.grad = x.b.data();
+    slice.n = x.n, slice.param = x.a, slice.grad = x.b;
     SgdOptions options;
     options.lr = 1e-3, options.momentum = 0.9;
-    sgd_step(x.context, slice, options, x.d.data(), false);
+    sgd_step(x.context, slice, options, x.d, false);
   });
 }
 
@@ -250,64 +243,53 @@ void register_rows(std::int64_t rows, std::int64_t cols) {
     memory_bench(name + size, rows * cols, arrays, kernel);
   };
   bench("add_row", 2, [=](Arrays& x) {
-    binary(x.context, BinaryOp::kAdd, DType::kF32, {rows, cols}, x.a.data(),
-           {cols}, x.b.data(), x.d.data());
+    binary(x.context, BinaryOp::kAdd, kF32, {rows, cols}, x.a, {cols}, x.b,
+           x.d);
   });
-  bench("sum_rows", 1, [=](Arrays& x) {
-    sum_rows(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
-  });
+  bench("sum_rows", 1,
+        [=](Arrays& x) { sum_rows(x.context, kF32, rows, cols, x.a, x.d); });
   bench("sum_last", 1, [=](Arrays& x) {
-    sum_to_shape(x.context, DType::kF32, {rows, cols}, x.a.data(), {rows, 1},
-                 x.d.data());
+    sum_to_shape(x.context, kF32, {rows, cols}, x.a, {rows, 1}, x.d);
   });
-  bench("softmax", 2, [=](Arrays& x) {
-    softmax(x.context, DType::kF32, rows, cols, x.a.data(), x.d.data());
-  });
+  bench("softmax", 2,
+        [=](Arrays& x) { softmax(x.context, kF32, rows, cols, x.a, x.d); });
   bench("softmax_backward", 3, [=](Arrays& x) {
-    softmax_backward(x.context, DType::kF32, rows, cols, x.a.data(), x.b.data(),
-                     x.d.data());
+    softmax_backward(x.context, kF32, rows, cols, x.a, x.b, x.d);
   });
   bench("layer_norm", 2, [=](Arrays& x) {
-    layer_norm(x.context, DType::kF32, rows, cols, 1e-5, x.a.data(), x.b.data(),
-               x.b.data(), x.d.data(), x.c.data(), x.c.data() + rows);
+    layer_norm(x.context, kF32, rows, cols, 1e-5, x.a, x.b, x.b, x.d, x.c,
+               x.c + rows);
   });
   bench("layer_norm_backward", 3, [=](Arrays& x) {
-    layer_norm_backward(x.context, DType::kF32, rows, cols, x.a.data(),
-                        x.b.data(), x.c.data(), x.c.data() + rows, x.b.data(),
-                        x.d.data(), x.c.data() + 2 * rows,
-                        x.c.data() + 2 * rows + cols);
+    layer_norm_backward(x.context, kF32, rows, cols, x.a, x.b, x.c, x.c + rows,
+                        x.b, x.d, x.c + 2 * rows, x.c + 2 * rows + cols);
   });
+  const std::vector<std::int64_t> targets(rows, 3);
   bench("cross_entropy", 1, [=](Arrays& x) {
-    const std::vector<std::int64_t> targets(rows, 3);
-    cross_entropy(x.context, DType::kF32, rows, cols, x.a.data(),
-                  targets.data(), x.c.data(), x.c.data() + rows);
+    cross_entropy(x.context, kF32, rows, cols, x.a, targets.data(), x.c,
+                  x.c + rows);
   });
   bench("cross_entropy_backward", 2, [=](Arrays& x) {
-    const std::vector<std::int64_t> targets(rows, 3);
     const float dloss = 0.1f;
-    vocabulary_gradient(x.context, DType::kF32, {rows, cols, 0, cols},
-                        x.a.data(), targets.data(), x.c.data(), &dloss, false,
-                        x.d.data());
+    vocabulary_gradient(x.context, kF32, {rows, cols, 0, cols}, x.a,
+                        targets.data(), x.c, &dloss, false, x.d);
   });
   bench("transpose", 2, [=](Arrays& x) {
-    permute(x.context, DType::kF32, {rows, cols}, {1, 0}, x.a.data(),
-            x.d.data());
+    permute(x.context, kF32, {rows, cols}, {1, 0}, x.a, x.d);
   });
   bench("split_heads", 2, [=](Arrays& x) {
-    permute(x.context, DType::kF32, {8, rows / 8, 8, cols / 8}, {0, 2, 1, 3},
-            x.a.data(), x.d.data());
+    permute(x.context, kF32, {8, rows / 8, 8, cols / 8}, {0, 2, 1, 3}, x.a,
+            x.d);
   });
+  std::vector<std::int64_t> indices(rows);
+  for (std::int64_t i = 0; i < rows; ++i) indices[i] = i * 37 % rows;
   bench("gather_rows", 2, [=](Arrays& x) {
-    std::vector<std::int64_t> indices(rows);
-    for (std::int64_t i = 0; i < rows; ++i) indices[i] = i * 37 % rows;
-    gather_rows(x.context, DType::kF32, {rows, cols}, x.a.data(), DType::kI64,
-                indices.data(), rows, x.d.data());
+    gather_rows(x.context, kF32, {rows, cols}, x.a, DType::kI64, indices.data(),
+                rows, x.d);
   });
   bench("scatter_add_rows", 3, [=](Arrays& x) {
-    std::vector<std::int64_t> indices(rows);
-    for (std::int64_t i = 0; i < rows; ++i) indices[i] = i * 37 % rows;
-    scatter_add_rows(x.context, DType::kF32, {rows, cols}, x.d.data(),
-                     DType::kI64, indices.data(), rows, x.a.data());
+    scatter_add_rows(x.context, kF32, {rows, cols}, x.d, DType::kI64,
+                     indices.data(), rows, x.a);
   });
 }
 
@@ -379,10 +361,6 @@ int main(int argc, char** argv) {
 #ifdef SHARDBOOK_HAVE_OPENMP
   omp_set_num_threads(1);
 #endif
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  shardbook::kernels::register_all();
-  shardbook::bench::NarrowConsole console;
-  benchmark::RunSpecifiedBenchmarks(&console);
-  return 0;
+  return shardbook::bench::run_benchmarks(argc, argv,
+                                          shardbook::kernels::register_all);
 }

@@ -37,10 +37,9 @@ pictures::Bar bar_of(const StepTime& splits) {
 pictures::Picture variants(const Sweep& sweep, const std::string& what,
                            std::int64_t split_size) {
   const auto found =
-      std::find_if(sweep.pipelined.begin(), sweep.pipelined.end(),
-                   [&](const StepTime& time) {
-                     return time.settings.split_size == split_size;
-                   });
+      std::ranges::find_if(sweep.pipelined, [&](const StepTime& time) {
+        return time.settings.split_size == split_size;
+      });
   const StepTime& splits =
       found == sweep.pipelined.end() ? sweep.best() : *found;
   const pictures::Bar one = bar_of("one device", sweep.single),

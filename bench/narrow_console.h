@@ -55,4 +55,17 @@ class NarrowConsole : public benchmark::BenchmarkReporter {
   }
 };
 
+/// The rest of main, and its exit status. `prepare` registers benchmarks, or names
+/// what was measured before them.
+template <typename Prepare>
+int run_benchmarks(int argc, char** argv, const Prepare& prepare) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  prepare();
+  NarrowConsole console;
+  benchmark::RunSpecifiedBenchmarks(&console);
+  benchmark::Shutdown();
+  return 0;
+}
+
 }  // namespace shardbook::bench

@@ -17,32 +17,25 @@
 #include <string>
 #include <vector>
 
+#include "bench/timing.h"
+#include "bench/training_step.h"
 #include "chapters/02_ddp/ddp.h"
-#include "chapters/common/models/data.h"
-#include "chapters/common/models/models.h"
 #include "chapters/common/run/options.h"
 #include "comm/launch.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
-#include "core/optim.h"
 #include "core/own_program.h"
 
 namespace shardbook::bench {
 namespace {
 
-/// The command line, as pytorch.py states it.
-struct PeerOptions {
+/// The command line, as pytorch.py states it. The batch is one rank's.
+struct PeerOptions : Options {
   std::string work;
-  std::string model = "gpt-micro";
-  std::string backend = "threads";
-  std::string dtype = "f32";
   std::int64_t size = 1024;
-  std::int64_t batch = 8;  ///< of one rank
-  std::int64_t seq = 128;
   std::int64_t bytes = std::int64_t{64} << 20;
-  int world_size = 1;
   int threads = 1;  ///< of one rank
 };
 
@@ -50,6 +43,10 @@ PeerOptions parse(int argc, char** argv) {
   SB_CHECK(argc > 1, "give a work, then its options; see pytorch.py");
   PeerOptions options;
   options.work = argv[1];
+  options.model = "gpt-micro";
+  options.world_size = 1;
+  options.batch = 8;
+  options.seq = 128;
   CommandLine line("pytorch_peer", "Our side of ./shardbook bench pytorch.");
   line.add("--model", &options.model, "of the training steps");
   line.add("--backend", &options.backend, "of the ranks");
@@ -61,6 +58,8 @@ PeerOptions parse(int argc, char** argv) {
   line.add("--world-size", &options.world_size, "ranks", 1);
   line.add("--threads", &options.threads, "of one rank", 1);
   line.parse(argc - 1, argv + 1);
+  options.image_size = options.size;
+  options.optimizer_options.lr = 1e-3;
   return options;
 }
 
@@ -71,51 +70,6 @@ struct TimedWork {
   std::string variant;  ///< which implementation ran, for the record
   std::function<void()> body;
 };
-
-/// A model, its optimizer and one batch: zero the gradients, forward, loss,
-/// backward, update.
-struct TrainingStep {
-  std::unique_ptr<Module> model;
-  std::unique_ptr<Optimizer> optimizer;  ///< made by the first step
-  Batch batch;
-
-  /// `forward` runs `*model`, or a strategy's wrapper around it.
-  void run(const std::function<Tensor(const Tensor&)>& forward,
-           const char* optimizer_name = "adamw") {
-    if (optimizer == nullptr) {
-      OptimizerOptions options;
-      options.lr = 1e-3;
-      optimizer = make_optimizer(optimizer_name, model->parameters(), options);
-    }
-    model->clear_grad();
-    language_loss(forward(batch.inputs), batch.targets).backward();
-    optimizer->step();
-  }
-};
-
-/// On random token ids, which differ from rank to rank.
-std::shared_ptr<TrainingStep> language_step(const PeerOptions& options,
-                                            int rank) {
-  const ModelConfig config = ModelConfig::read(options.model);
-  auto step = std::make_shared<TrainingStep>();
-  InitOptions init;
-  if (options.dtype == "bf16") init.dtype = DType::kBF16;
-  step->model = make_model(config, init);
-  // Random ids: the top bits of a linear congruential sequence
-  std::uint64_t state = 0x9e3779b97f4a7c15ULL + static_cast<unsigned>(rank);
-  const auto draw = [&] {
-    std::vector<std::int64_t> ids(
-        static_cast<std::size_t>(options.batch * options.seq));
-    for (std::int64_t& id : ids) {
-      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-      id = static_cast<std::int64_t>(state >> 33) % config.vocab_size;
-    }
-    return Tensor::from_values(ids, {options.batch, options.seq});
-  };
-  step->batch.inputs = draw();
-  step->batch.targets = draw();
-  return step;
-}
 
 TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
   const Shape shape = {options.size, options.size};
@@ -143,41 +97,26 @@ TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
 }
 
 TimedWork step_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = language_step(options, world.rank());
-  return {"one device", [step] {
-            step->run([&](const Tensor& ids) { return (*step->model)(ids); });
-          }};
+  auto step = make_step(options, "adamw", world.rank());
+  return {"one device", [step] { step->run(*step->model); }};
 }
 
 /// The step under DistributedDataParallel.
 TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = language_step(options, world.rank());
+  auto step = make_step(options, "adamw", world.rank());
   ddp::DdpOptions ddp_options;
   ddp_options.gradient_as_bucket_view = true;
   auto wrapped = std::make_shared<ddp::DistributedDataParallel>(
       *step->model, world, ddp_options);
   return {"gradient_as_bucket_view", [step, wrapped, &world] {
-            step->run([&](const Tensor& ids) { return (*wrapped)(ids); });
+            step->run(*wrapped);
             world.clear_records();
           }};
 }
 
-/// A step of an image model with SGD.
-TimedWork images_work(const PeerOptions& peer, ProcessGroup& world) {
-  Options options;
-  options.model = peer.model;
-  options.data = "random";
-  options.image_size = peer.size;
-  const ModelConfig config = ModelConfig::read(peer.model);
-  auto step = std::make_shared<TrainingStep>();
-  step->model = make_model(config, InitOptions{});
-  step->batch =
-      Dataset::open(options, config)
-          .batch(/*step=*/0, peer.batch, {world.rank(), 1}, peer.batch);
-  return {"channels last", [step] {
-            step->run([&](const Tensor& x) { return (*step->model)(x); },
-                      "sgd");
-          }};
+TimedWork images_work(const PeerOptions& options, ProcessGroup& world) {
+  auto step = make_step(options, "sgd", world.rank());
+  return {"channels last", [step] { step->run(*step->model); }};
 }
 
 TimedWork all_reduce_work(const PeerOptions& options, ProcessGroup& world) {
@@ -210,12 +149,10 @@ TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
 /// Seconds for `count` calls of body on the slowest rank.
 double seconds_of(ProcessGroup& world, const std::function<void()>& body,
                   std::int64_t count) {
-  using Clock = std::chrono::steady_clock;
   world.barrier();
-  const Clock::time_point start = Clock::now();
+  const double begin_s = now_s();
   for (std::int64_t i = 0; i < count; ++i) body();
-  const std::chrono::duration<double> mine = Clock::now() - start;
-  Tensor seconds = Tensor::full({1}, mine.count(), {DType::kF64});
+  Tensor seconds = Tensor::full({1}, now_s() - begin_s, {DType::kF64});
   world.all_reduce(seconds, ReduceOp::kMax).wait();
   return seconds.item();
 }

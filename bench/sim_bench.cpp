@@ -51,8 +51,5 @@ BENCHMARK(BM_Folded)->RangeMultiplier(4)->Range(4, 4096)->Unit(
 }  // namespace shardbook
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  shardbook::bench::NarrowConsole console;
-  benchmark::RunSpecifiedBenchmarks(&console);
+  return shardbook::bench::run_benchmarks(argc, argv, [] {});
 }

@@ -35,9 +35,6 @@ struct Sizes {
   std::int64_t images = 256, image_size = 224;
 };
 
-/// Products, copies and training steps.
-std::vector<Work> all_works(const Sizes& sizes);
-
 /// Calls cuBLAS directly, as the yardstick of products: returns seconds for
 /// each of `count` products. Empty where no cuBLAS is found.
 std::function<double(int count)> cublas_gemm(const Work& work,

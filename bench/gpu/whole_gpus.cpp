@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,50 +22,38 @@
 namespace shardbook {
 namespace {
 
-/// 13010 as "13.1": NVIDIA's version numbers put major, minor and patch side by
-/// side.
-std::string dotted(std::int64_t version, int major_unit, int minor_unit,
-                   bool has_patch) {
-  const std::int64_t minor = version % major_unit / minor_unit;
-  std::string text = fmt::format("{}.{}", version / major_unit, minor);
-  if (has_patch) text += fmt::format(".{}", version % minor_unit);
-  return text;
-}
-
 struct Library {
   std::string name;
   std::vector<std::string> files;  ///< the newest first
   std::string what_it_adds;
-  /// The version, from the loaded file.
-  std::function<std::string(void* file)> version;
+  /// A function that returns its version or, with 0, writes it.
+  const char* version;
+  bool is_returned = false;
+  /// NVIDIA's version numbers put major, minor and patch side by side: 13010 is
+  /// "13.1" with 1000 for a major version.
+  int major_unit = 10000;
+  bool has_patch = true;
 };
 
-/// The function of a loaded file, of type F.
-template <typename F>
-F* function(void* file, const char* name) {
-  return reinterpret_cast<F*>(dlsym(file, name));
-}
-
-/// A library with a function that writes its version and returns 0.
-std::function<std::string(void*)> written_by(const char* name, int major_unit,
-                                             int minor_unit, bool has_patch) {
-  return [=](void* file) -> std::string {
-    int version = 0;
-    const auto get = function<int(int*)>(file, name);
-    if (get == nullptr || get(&version) != 0) return "of unknown version";
-    return dotted(version, major_unit, minor_unit, has_patch);
-  };
-}
-
-/// A library with a function that returns its version.
-std::function<std::string(void*)> returned_by(const char* name, int major_unit,
-                                              int minor_unit) {
-  return [=](void* file) -> std::string {
-    const auto get = function<std::size_t()>(file, name);
-    if (get == nullptr) return "of unknown version";
-    return dotted(static_cast<std::int64_t>(get()), major_unit, minor_unit,
-                  true);
-  };
+/// The version of a loaded file.
+std::string version_of(const Library& library, void* file) {
+  void* const get = dlsym(file, library.version);
+  std::int64_t version = 0;
+  if (get != nullptr && library.is_returned) {
+    version =
+        static_cast<std::int64_t>(reinterpret_cast<std::size_t (*)()>(get)());
+  } else {
+    int written = 0;
+    if (get == nullptr || reinterpret_cast<int (*)(int*)>(get)(&written) != 0) {
+      return "of unknown version";
+    }
+    version = written;
+  }
+  const int unit = library.major_unit, minor_unit = unit / 100;
+  std::string text =
+      fmt::format("{}.{}", version / unit, version % unit / minor_unit);
+  if (library.has_patch) text += fmt::format(".{}", version % minor_unit);
+  return text;
 }
 
 /// "580.159.03", from the line of the kernel's module; empty without one.
@@ -82,36 +69,33 @@ std::string driver_release() {
   return "";
 }
 
-std::vector<Library> libraries() {
-  return {{"NVIDIA's driver",
-           {"libcuda.so.1"},
-           "GPUs: --device cuda",
-           [](void* file) {
-             const std::string cuda =
-                 "up to CUDA " +
-                 written_by("cuDriverGetVersion", 1000, 10, false)(file);
-             const std::string release = driver_release();
-             return release.empty() ? cuda : release + ", " + cuda;
-           }},
-          {"cuBLASLt",
-           {"libcublasLt.so.13", "libcublasLt.so.12"},
-           "matrix products on GPUs",
-           returned_by("cublasLtGetVersion", 10000, 100)},
-          {"cuDNN",
-           {"libcudnn.so.9"},
-           "convolutions on GPUs",
-           returned_by("cudnnGetVersion", 10000, 100)},
-          {"NCCL",
-           {"libnccl.so.2"},
-           "ranks with a GPU each: --backend nccl",
-           written_by("ncclGetVersion", 10000, 100, true)}};
-}
+const std::vector<Library> kLibraries = {
+    {"cuBLASLt",
+     {"libcublasLt.so.13", "libcublasLt.so.12"},
+     "matrix products on GPUs",
+     "cublasLtGetVersion",
+     /*is_returned=*/true},
+    {"cuDNN",
+     {"libcudnn.so.9"},
+     "convolutions on GPUs",
+     "cudnnGetVersion",
+     /*is_returned=*/true},
+    {"NCCL",
+     {"libnccl.so.2"},
+     "ranks with a GPU each: --backend nccl",
+     "ncclGetVersion"}};
+const Library kDriver = {"NVIDIA's driver",     {"libcuda.so.1"},
+                         "GPUs: --device cuda", "cuDriverGetVersion",
+                         /*is_returned=*/false,
+                         /*major_unit=*/1000,
+                         /*has_patch=*/false};
 
-void print_library(const Library& library) {
+void print_library(const Library& library, const std::string& before = "") {
   for (const std::string& name : library.files) {
     void* file = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL);
     if (file == nullptr) continue;
-    fmt::print("  has    {:<22} {}\n", library.name, library.version(file));
+    fmt::print("  has    {:<22} {}{}\n", library.name, before,
+               version_of(library, file));
     return;
   }
   fmt::print("  lacks  {:<22} optional; it adds: {}\n", library.name,
@@ -137,7 +121,10 @@ void print_gpus(const std::string& why_not) {
 int report() {
   const std::string why_not = why_no_gpu();
   print_gpus(why_not);
-  for (const Library& library : libraries()) print_library(library);
+  const std::string release = driver_release();
+  print_library(kDriver,
+                release + (release.empty() ? "" : ", ") + "up to CUDA ");
+  for (const Library& library : kLibraries) print_library(library);
   std::string worlds = "threads, sim";
   if (SHARDBOOK_HAVE_GLOO) worlds += ", gloo";
   fmt::print("worlds    on the CPU: {}", worlds);

@@ -7,11 +7,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 
 #include "bench/planner/published.h"
+#include "bench/timing.h"
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/planner/plan_report.h"
@@ -21,10 +21,9 @@ using namespace shardbook;
 namespace {
 
 double seconds_of(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin_s = bench::now_s();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-      .count();
+  return bench::now_s() - begin_s;
 }
 
 void print_speed() {

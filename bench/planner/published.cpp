@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "bench/validate/table_rows.h"
+#include "bench/validate/jobs.h"
 #include "chapters/planner/on_shapes.h"
 #include "chapters/planner/plan_report.h"
 #include "core/check.h"

@@ -1,29 +1,25 @@
 #include "bench/this_machine/calibrate.h"
 
 #include <algorithm>
-#include <chrono>
+#include <cmath>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <vector>
 
+#include "bench/timing.h"
 #include "chapters/00_single_device/single_device.h"
 #include "comm/launch.h"
+#include "core/context.h"
+#include "core/ops.h"
+#include "core/stream.h"
 
 namespace shardbook::this_machine {
 namespace {
 
+using bench::median;
+using bench::now_s;
 using nlohmann::ordered_json;
-
-double now_s() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2,
-                   values.end());
-  return values[values.size() / 2];
-}
 
 // One operation of a step, and its seconds in each step.
 struct Slot {
@@ -125,34 +121,6 @@ std::vector<Slot> record_steps(const Options& options, int num_steps) {
   return recorder->slots();
 }
 
-bool is_by_flops(const OpEvent& event) { return event.product.m > 0; }
-
-}  // namespace
-
-Fit fit(const std::vector<Sample>& samples) {
-  // Weighted by 1 / seconds^2: relative errors count.
-  double w = 0, wx = 0, wxx = 0, wt = 0, wxt = 0;
-  for (const Sample& sample : samples) {
-    const double weight = 1 / (sample.seconds * sample.seconds);
-    w += weight;
-    wx += weight * sample.work;
-    wxx += weight * sample.work * sample.work;
-    wt += weight * sample.seconds;
-    wxt += weight * sample.work * sample.seconds;
-  }
-  const double determinant = w * wxx - wx * wx;
-  Fit result;
-  if (determinant > 1e-12 * w * wxx) {
-    result.per_unit_s = (w * wxt - wx * wt) / determinant;
-    result.fixed_s = (wt - result.per_unit_s * wx) / w;
-  }
-  if (result.per_unit_s <= 0) return {wt / w, 0};
-  if (result.fixed_s < 0) return {0, wxt / wxx};
-  return result;
-}
-
-namespace {
-
 /// Solves the normal equations of the columns in `used`; false where they have
 /// no solution or a negative one.
 bool solve(double a[3][4], const std::vector<int>& used, double* x) {
@@ -178,28 +146,28 @@ bool solve(double a[3][4], const std::vector<int>& used, double* x) {
   return true;
 }
 
-}  // namespace
-
-FitByBoth fit_by_both(const std::vector<Sample>& samples) {
-  // In units near 1: GFLOP, 10 MB.
+/// The non-negative fit with the least sum of squared errors, each divided by
+/// seconds^power: the best of those that use some of the columns only.
+Fit best_fit(const std::vector<Sample>& samples,
+             const std::vector<std::vector<int>>& columns, double power) {
+  // In units near 1: ms, GFLOP, 10 MB.
   double a[3][4] = {};
   double total = 0;
   for (const Sample& sample : samples) {
     const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
                            sample.seconds};
+    const double weight = std::pow(sample.seconds, -power);
     for (int i = 0; i < 3; ++i) {
-      for (int j = 0; j < 4; ++j) a[i][j] += row[i] * row[j] / sample.seconds;
+      for (int j = 0; j < 4; ++j) a[i][j] += weight * row[i] * row[j];
     }
-    total += sample.seconds;
+    total += weight * sample.seconds * sample.seconds;
   }
-  FitByBoth best;
+  Fit best;
   double least = total;
-  const std::vector<std::vector<int>> kSubsets = {
-      {0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}};
-  for (const std::vector<int>& used : kSubsets) {
+  for (const std::vector<int>& used : columns) {
     double x[3];
     if (!solve(a, used, x)) continue;
-    // sum of (t - ax)^2 / t = sum of t - 2 b'x + x'Ax, where Ax = b.
+    // sum of w (t - ax)^2 = sum of w t^2 - 2 b'x + x'Ax, where Ax = b.
     double error = total;
     for (int i = 0; i < 3; ++i) error -= a[i][3] * x[i];
     if (error >= least) continue;
@@ -207,6 +175,39 @@ FitByBoth fit_by_both(const std::vector<Sample>& samples) {
     best = {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
   }
   return best;
+}
+
+ordered_json link_json(double gigabytes_per_s, double latency_s,
+                       const char* trust) {
+  return {{"bandwidth_GB_per_s", gigabytes_per_s},
+          {"latency_us", latency_s * 1e6},
+          {"trust", trust}};
+}
+
+std::string cluster_text(int devices, const ordered_json& device,
+                         const ordered_json& inside,
+                         const ordered_json& network, const ordered_json& host,
+                         const ordered_json& host_link) {
+  const ordered_json cluster = {{"name", "this-machine"},
+                                {"nodes", 1},
+                                {"devices_per_node", devices},
+                                {"device", device},
+                                {"intra_node", inside},
+                                {"network", network},
+                                {"host", host},
+                                {"host_link", host_link}};
+  return cluster.dump(1) + "\n";
+}
+
+}  // namespace
+
+Fit fit(const std::vector<Sample>& samples) {
+  return best_fit(samples, {{0}, {1}, {0, 1}}, 2);
+}
+
+Fit fit_by_both(const std::vector<Sample>& samples) {
+  return best_fit(samples, {{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}},
+                  1);
 }
 
 std::vector<OperationFit> measure_operations() {
@@ -220,7 +221,7 @@ std::vector<OperationFit> measure_operations() {
     for (const Slot& slot : slots) {
       const Key key = {slot.event.name, slot.event.phase};
       if (known.count(key) > 0) continue;
-      by_flops[key] = is_by_flops(slot.event);
+      by_flops[key] = slot.event.product.m > 0;
       samples[key].push_back(
           {by_flops[key] ? slot.event.flops : slot.event.bytes,
            median(slot.seconds), slot.event.bytes});
@@ -234,16 +235,9 @@ std::vector<OperationFit> measure_operations() {
   }
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
-    OperationFit found = {key.first, key.second, by_flops[key]};
-    if (key.first == "conv2d" || key.first == "conv2d_3x3") {
-      const FitByBoth both = fit_by_both(list);
-      found.by_flops = true;
-      found.fit = {both.fixed_s, both.per_unit_s};
-      found.per_byte_s = both.per_byte_s;
-    } else {
-      found.fit = fit(list);
-    }
-    fits.push_back(found);
+    const bool by_both = key.first == "conv2d" || key.first == "conv2d_3x3";
+    fits.push_back({key.first, key.second, by_both || by_flops[key],
+                    by_both ? fit_by_both(list) : fit(list)});
   }
   return fits;
 }
@@ -273,20 +267,19 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
                          double memory_bytes) {
   ordered_json fitted = ordered_json::object();
   for (const OperationFit& operation : operations) {
-    fitted[operation.name + " " + phase_name(operation.phase)] = {
-        {"us", operation.fit.fixed_s * 1e6},
-        {operation.by_flops ? "us_per_MFLOP" : "us_per_MB",
-         operation.fit.per_unit_s * 1e12}};
-    if (operation.per_byte_s > 0) {
-      fitted[operation.name + " " + phase_name(operation.phase)]["us_per_MB"] =
-          operation.per_byte_s * 1e12;
+    ordered_json& times =
+        fitted[operation.name + " " + phase_name(operation.phase)];
+    times = {{"us", operation.fit.fixed_s * 1e6},
+             {operation.by_flops ? "us_per_MFLOP" : "us_per_MB",
+              operation.fit.per_unit_s * 1e12}};
+    if (operation.fit.per_byte_s > 0) {
+      times["us_per_MB"] = operation.fit.per_byte_s * 1e12;
     }
   }
   const double bandwidth =
       all_reduce.per_unit_s > 0 ? 1 / all_reduce.per_unit_s / 1e9 : 1e3;
-  const ordered_json link = {{"bandwidth_GB_per_s", bandwidth},
-                             {"latency_us", all_reduce.fixed_s * 1e6},
-                             {"trust", "calibrated"}};
+  const ordered_json link =
+      link_json(bandwidth, all_reduce.fixed_s, "calibrated");
   ordered_json memory = link;
   memory["kind"] = "memory";
   // For operations that were not measured: the right order of magnitude.
@@ -298,15 +291,129 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
   ordered_json measured = core;
   measured["operations"] = fitted;
   measured["trust"] = "calibrated";
-  const ordered_json cluster = {{"name", "this-machine"},
-                                {"nodes", 1},
-                                {"devices_per_node", num_cores},
-                                {"device", measured},
-                                {"intra_node", memory},
-                                {"network", link},
-                                {"host", core},
-                                {"host_link", link}};
-  return cluster.dump(1) + "\n";
+  return cluster_text(num_cores, measured, memory, link, core, link);
+}
+
+// --- A GPU -------------------------------------------------------------------
+
+namespace {
+
+/// The GPU's median seconds for one call, in rounds of `count`.
+double seconds_of(const std::function<void()>& body, int count) {
+  bench::gpu_seconds(body, count);  // warms up
+  std::vector<double> seconds;
+  for (int round = 0; round < 7; ++round) {
+    seconds.push_back(bench::gpu_seconds(body, count));
+  }
+  return median(seconds);
+}
+
+double product_rate(std::int64_t mn, std::int64_t k, DType dtype) {
+  const Tensor a = Tensor::empty({mn, k}, {dtype});
+  const Tensor b = Tensor::empty({k, mn}, {dtype});
+  fill_normal(a, 0, 1, 0, 1);
+  fill_normal(b, 0, 2, 0, 1);
+  const double flops = 2.0 * static_cast<double>(mn * mn * k);
+  return flops / seconds_of([&] { (void)matmul(a, b); }, 5);
+}
+
+/// Seconds to copy so many bytes between two devices.
+double copy_seconds(std::int64_t bytes, const Device& from, const Device& to) {
+  const Tensor a = Tensor::zeros({bytes / 4}, {DType::kF32, from});
+  const Tensor b = Tensor::zeros({bytes / 4}, {DType::kF32, to});
+  return seconds_of([&] { b.copy_from(a); }, 10);
+}
+
+/// The host's time to issue an operation, and the GPU's to run it.
+void measure_launches(GpuCalibration& gpu) {
+  constexpr int kCount = 200;
+  const Tensor x = Tensor::zeros({32});
+  const Tensor large = Tensor::zeros({4096, 4096});
+  const NoGrad no_grad;
+  for (int i = 0; i < kCount; ++i) (void)add(x, x);  // warms up
+  // Behind long work, the host is ahead: the GPU never waits for it
+  Event begin, end;
+  for (int i = 0; i < 20; ++i) (void)matmul(large, large);
+  begin.record();
+  const double issue_s = now_s();
+  for (int i = 0; i < kCount; ++i) (void)add(x, x);
+  gpu.launch_s = (now_s() - issue_s) / kCount;
+  end.record();
+  end.synchronize();
+  gpu.kernel_s = end.elapsed_s(begin) / kCount;
+}
+
+}  // namespace
+
+double half_k_of(double short_k, double short_rate, double long_k,
+                 double long_rate) {
+  // short_rate (short_k + h) / short_k = long_rate (long_k + h) / long_k
+  const double slope = short_rate / short_k - long_rate / long_k;
+  if (slope <= 0) return 0;
+  return std::max(0.0, (long_rate - short_rate) / slope);
+}
+
+GpuCalibration measure_gpu() {
+  RankContext context(Device::cuda(0));
+  const RankContext::Scope scope(context);
+  const Gpu found = gpu(0);
+  GpuCalibration result;
+  result.name = found.name;
+  result.memory_bytes = found.memory_bytes;
+  result.multiprocessors = found.multiprocessors;
+  result.major = found.major;
+  constexpr std::int64_t kSize = 8192, kShort = 512;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    result.products[dtype_name(dtype)] = product_rate(kSize, kSize, dtype);
+  }
+  result.products["f64"] = product_rate(kSize / 8, kSize / 8, DType::kF64);
+  result.half_k = half_k_of(kShort, product_rate(kSize, kShort, DType::kBF16),
+                            kSize, result.products["bf16"]);
+  constexpr std::int64_t kBytes = std::int64_t{1} << 28;
+  result.bytes_per_s =
+      2.0 * kBytes / copy_seconds(kBytes, context.device, context.device);
+  const double many = copy_seconds(kBytes, context.host(), context.device);
+  result.host_latency_s = copy_seconds(4096, context.host(), context.device);
+  result.host_bytes_per_s = kBytes / many;
+  measure_launches(result);
+  return result;
+}
+
+std::string cluster_json(const GpuCalibration& gpu, int num_gpus) {
+  // Copy tiles, alignment and attention from the nearest generation
+  const std::string nearest = gpu.major >= 9   ? "h100-80gb"
+                              : gpu.major == 8 ? "a100-80gb"
+                                               : "t4";
+  ordered_json peaks;
+  // The model's rate at k = 8192 is then the measured one
+  for (const auto& [dtype, rate] : gpu.products) {
+    peaks[dtype] = rate * (8192 + gpu.half_k) / 8192 / 1e12;
+  }
+  const ordered_json device = {
+      {"extends", nearest},
+      {"name", gpu.name},
+      {"peak_TFLOPS", peaks},
+      {"matmul_efficiency", 1},
+      {"half_k", gpu.half_k},
+      {"sustained", 1},
+      {"units", gpu.multiprocessors},
+      {"bandwidth_GB_per_s", gpu.bytes_per_s / 1e9},
+      {"memory_efficiency", 1},
+      {"capacity_GB", static_cast<double>(gpu.memory_bytes) / 1e9},
+      {"launch_us", gpu.launch_s * 1e6},
+      {"kernel_us", gpu.kernel_s * 1e6},
+      {"trust", "interpolated"}};
+  const double host_rate = gpu.host_bytes_per_s / 1e9;
+  const ordered_json host_link =
+      link_json(host_rate, gpu.host_latency_s, "calibrated");
+  // GPUs of one host meet over its memory where they have no faster link; that
+  // link was not measured.
+  const ordered_json between =
+      link_json(host_rate, gpu.host_latency_s, "extrapolated");
+  ordered_json inside = between;
+  inside["kind"] = "pcie";
+  return cluster_text(num_gpus, device, inside, between, "dgx-a100-host",
+                      host_link);
 }
 
 }  // namespace shardbook::this_machine

@@ -22,7 +22,6 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/this_machine/calibrate.h"
-#include "bench/this_machine/calibrate_gpu.h"
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
@@ -33,11 +32,15 @@ namespace shardbook::this_machine {
 namespace {
 
 struct Run {
-  std::string program;  ///< "00_single_device/ch00_single_device"
+  std::string chapter;
   int ranks = 1;
   std::string variant = "";
   /// Options in addition to --variant and the shared ones.
   std::string options = "";
+
+  std::string program(const std::string& folder) const {
+    return folder + "/" + chapter + "/ch" + chapter;
+  }
 };
 
 /// A GPT's token embedding would be on both sides of the cut, and calibration
@@ -45,30 +48,29 @@ struct Run {
 const std::string kMlpInHalves = " --model mlp --optimizer adamw";
 
 const std::vector<Run> kRuns = {
-    {"00_single_device/ch00_single_device", 1},
-    {"01_data_parallel/ch01_data_parallel", 1},
-    {"01_data_parallel/ch01_data_parallel", 2},
-    {"02_ddp/ch02_ddp", 1},
-    {"02_ddp/ch02_ddp", 2},
-    {"03_zero_fsdp/ch03_zero_fsdp", 1},
-    {"03_zero_fsdp/ch03_zero_fsdp", 2},
-    {"04_model_parallel/ch04_model_parallel", 2, "model_parallel",
-     kMlpInHalves},
-    {"04_model_parallel/ch04_model_parallel", 2, "pipeline", kMlpInHalves},
-    {"05_gpipe/ch05_gpipe", 1},
-    {"05_gpipe/ch05_gpipe", 2},
-    {"06_1f1b/ch06_1f1b", 1},
-    {"06_1f1b/ch06_1f1b", 2}};
+    {"00_single_device", 1},
+    {"01_data_parallel", 1},
+    {"01_data_parallel", 2},
+    {"02_ddp", 1},
+    {"02_ddp", 2},
+    {"03_zero_fsdp", 1},
+    {"03_zero_fsdp", 2},
+    {"04_model_parallel", 2, "model_parallel", kMlpInHalves},
+    {"04_model_parallel", 2, "pipeline", kMlpInHalves},
+    {"05_gpipe", 1},
+    {"05_gpipe", 2},
+    {"06_1f1b", 1},
+    {"06_1f1b", 2}};
 
 /// One rank: ranks that share a GPU slow each other down.
 const std::string kGpt2 =
     " --model gpt2 --dtype bf16 --batch 8 --seq 1024 --device cuda";
 const std::vector<Run> kGpuRuns = {
-    {"00_single_device/ch00_single_device", 1, "", " --device cuda"},
-    {"00_single_device/ch00_single_device", 1, "", kGpt2},
-    {"02_ddp/ch02_ddp", 1, "", kGpt2},
-    {"03_zero_fsdp/ch03_zero_fsdp", 1, "", kGpt2},
-    {"05_gpipe/ch05_gpipe", 1, "", kGpt2}};
+    {"00_single_device", 1, "", " --device cuda"},
+    {"00_single_device", 1, "", kGpt2},
+    {"02_ddp", 1, "", kGpt2},
+    {"03_zero_fsdp", 1, "", kGpt2},
+    {"05_gpipe", 1, "", kGpt2}};
 
 /// The output of the program, run on the first `cores` cores that this process
 /// may use.
@@ -105,9 +107,9 @@ struct Result {
 
 Result predict_and_measure(const std::string& folder, const Run& run) {
   std::string command = fmt::format(
-      "'{}/{}' --world-size {} --data random --steps 40 --no-check "
+      "'{}' --world-size {} --data random --steps 40 --no-check "
       "--cluster this-machine --format json{}",
-      folder, run.program, run.ranks, run.options);
+      run.program(folder), run.ranks, run.options);
   if (!run.variant.empty()) command += " --variant " + run.variant;
   const auto json = nlohmann::json::parse(output_of(command, run.ranks));
   Result result;
@@ -151,22 +153,22 @@ int run(const std::string& folder, bool as_json, bool on_gpu) {
                "predicted", "measured", "error");
   }
   for (const Run& each : on_gpu ? kGpuRuns : kRuns) {
-    if (access((folder + "/" + each.program).c_str(), X_OK) != 0) continue;
+    if (access(each.program(folder).c_str(), X_OK) != 0) continue;
     const Result result = predict_and_measure(folder, each);
     sum += std::abs(result.error());
     ++count;
-    const std::string chapter = each.program.substr(0, each.program.find('/'));
-    json.push_back({{"chapter", chapter},
+    json.push_back({{"chapter", each.chapter},
                     {"ranks", each.ranks},
                     {"variant", each.variant},
                     {"predicted_s", result.predicted_s},
                     {"measured_s", result.measured_s},
                     {"error", result.error()}});
     if (!as_json) {
-      fmt::print("{:<36}{:>6}{:>9.2f} ms{:>9.2f} ms{:>+8.1f}%\n",
-                 each.variant.empty() ? chapter : chapter + " " + each.variant,
-                 each.ranks, result.predicted_s * 1e3, result.measured_s * 1e3,
-                 result.error() * 100);
+      fmt::print(
+          "{:<36}{:>6}{:>9.2f} ms{:>9.2f} ms{:>+8.1f}%\n",
+          each.chapter + (each.variant.empty() ? "" : " ") + each.variant,
+          each.ranks, result.predicted_s * 1e3, result.measured_s * 1e3,
+          result.error() * 100);
     }
   }
   SB_CHECK(count > 0, "this-machine: ", folder, " has no chapter programs");

@@ -12,7 +12,7 @@ namespace {
 /// Rank of each value, from 0; equal ones share their mean.
 std::vector<double> ranks_of(const std::vector<double>& values) {
   std::vector<double> sorted = values, ranks;
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
   for (const double value : values) {
     const auto [begin, end] =
         std::equal_range(sorted.begin(), sorted.end(), value);
@@ -46,8 +46,7 @@ double worst_error(const std::vector<Pair>& pairs) {
 
 double weighted_median(std::vector<Weighted> values) {
   SB_CHECK(!values.empty(), "weighted_median: no values");
-  std::stable_sort(values.begin(), values.end(),
-                   [](auto a, auto b) { return a.value < b.value; });
+  std::ranges::stable_sort(values, {}, &Weighted::value);
   double total = 0, below = 0;
   for (const Weighted& each : values) total += each.weight;
   for (const Weighted& each : values) {
@@ -101,10 +100,8 @@ Contests judge_contests(const std::vector<Pair>& pairs, bool lower_is_better) {
   for (const auto& [name, sides] : contests) {
     if (sides.predicted.size() < 2) continue;
     const auto picked =
-        std::min_element(sides.predicted.begin(), sides.predicted.end()) -
-        sides.predicted.begin();
-    const double best =
-        *std::min_element(sides.published.begin(), sides.published.end());
+        std::ranges::min_element(sides.predicted) - sides.predicted.begin();
+    const double best = *std::ranges::min_element(sides.published);
     result.count += 1;
     result.rows += static_cast<int>(sides.predicted.size());
     result.spearman += spearman(sides.predicted, sides.published);

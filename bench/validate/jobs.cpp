@@ -1,7 +1,6 @@
 #include "bench/validate/jobs.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 
 #include "chapters/00_single_device/single_device.h"
@@ -12,6 +11,7 @@
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/planner/on_shapes.h"
 #include "core/autograd.h"
+#include "core/check.h"
 #include "core/context.h"
 #include "sim/virtual_clock.h"
 
@@ -34,36 +34,48 @@ bool recomputes(const HybridJob& job) {
   return job.layout.recompute == Recompute::kBlocks;
 }
 
-using Rank =
-    std::function<void(const Options& options, ProcessGroup& world, Run& run)>;
-
-StepTime step_of(const Options& options, const Rank& rank,
-                 const FoldClass& fold_class = one_class) {
-  const Report report = planner::train_on_shapes(options, fold_class, rank);
-  return {report.time.step_s, report.time.trust};
-}
-
-void keep_masters(const Options& options, Strategy& strategy) {
-  if (dtype_bytes(options.dtype) == 2) {
-    strategy.optimizer().keep_master_copies();
-  }
-}
-
 /// A step of a chapter's strategy, with its options.
 template <typename StrategyType, typename... Setups>
 StepTime step_of(const Options& options, bool keeps_masters,
                  const FoldClass& fold_class, const Setups&... setups) {
-  return step_of(
-      options,
+  const Report report = planner::train_on_shapes(
+      options, fold_class,
       [&](const Options& options, ProcessGroup& world, Run& run) {
         StrategyType strategy(options, setups..., world);
-        if (keeps_masters) keep_masters(options, strategy);
+        if (keeps_masters && dtype_bytes(options.dtype) == 2) {
+          strategy.optimizer().keep_master_copies();
+        }
         run.train(options, strategy);
-      },
-      fold_class);
+      });
+  return {report.time.step_s, report.time.trust};
 }
 
+/// Its strategy knows no world.
+struct OneDevice : single_device::SingleDevice {
+  OneDevice(const Options& options,
+            const single_device::SingleDeviceOptions& setup, ProcessGroup&)
+      : SingleDevice(options, setup) {}
+};
+
 }  // namespace
+
+HybridJob gpt_job(const Row& row, int vocabulary, const char* seq) {
+  HybridJob job;
+  job.sizes.vocabulary =
+      vocabulary > 0 ? vocabulary : row.count("vocab", kMaxSize);
+  job.sizes.hidden = row.count("hidden", 1 << 17);
+  job.sizes.heads = row.count("heads", 1 << 12);
+  job.sizes.seq = row.count(seq, kMaxSize);
+  job.layers = row.count("layers", kMaxLayers);
+  SB_CHECK(job.sizes.hidden % job.sizes.heads == 0, row.place(), ": hidden is ",
+           job.sizes.hidden, ", which is no multiple of ", job.sizes.heads,
+           " heads");
+  return job;
+}
+
+bool is_set(const Row& row, const char* column) {
+  return row.has(column) && row.flag(column);
+}
 
 void replace_cluster(const std::string& name, const std::string& file) {
   replaced()[name] = file;
@@ -92,11 +104,7 @@ StepTime on_one_device(const HybridJob& job) {
   setup.num_micro_batches = job.micro_batches;
   setup.recompute = recomputes(job);
   setup.master_weights = dtype_bytes(job.layout.dtype) == 2;
-  return step_of(options_of(job),
-                 [&](const Options& options, ProcessGroup&, Run& run) {
-                   single_device::SingleDevice strategy(options, setup);
-                   run.train(options, strategy);
-                 });
+  return step_of<OneDevice>(options_of(job), false, one_class, setup);
 }
 
 StepTime with_zero3(const HybridJob& job, bool is_of_2021) {

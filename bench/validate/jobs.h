@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "bench/validate/kinds.h"
 #include "chapters/12_sequence_parallel/gpt_layers.h"
 #include "chapters/common/run/options.h"
 #include "chapters/planner/step.h"
@@ -17,6 +18,19 @@ using planner::DecoderSizes;
 using planner::HybridJob;
 using planner::Recompute;
 using planner::StepTime;
+
+// More would be no model of this time, and would take long to simulate.
+constexpr int kMaxLayers = 2000;
+constexpr int kMaxSize = 1 << 20;
+constexpr int kMaxMicroBatchesPerRank = 4096;
+
+/// Layers and sizes of a GPT, and its sequence. `vocabulary` 0: the row's; `seq`
+/// may have a name of its own.
+HybridJob gpt_job(const Row& row, int vocabulary = 0, const char* seq = "seq");
+/// A column that may be empty: 0.
+bool is_set(const Row& row, const char* column);
+/// A row of a table of jobs (bench/own_rows.md).
+HybridJob read_job(const Row& row);
 
 /// Reads `file` in place of the preset `name` from now on: fit_h100.py tries
 /// constants without a build. Call it before predicting.

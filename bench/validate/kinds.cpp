@@ -25,7 +25,7 @@ std::vector<std::string> missing(const Kind& kind,
                                  const std::vector<std::string>& columns) {
   std::vector<std::string> result;
   for (const std::string& name : words(kind.columns)) {
-    if (std::find(columns.begin(), columns.end(), name) == columns.end()) {
+    if (std::ranges::find(columns, name) == columns.end()) {
       result.push_back(name);
     }
   }
@@ -38,9 +38,9 @@ void check_columns(const std::string& label, const Kind& kind,
   if (kind.more.empty()) return;
   const std::vector<std::string> known = words(kind.columns + " " + kind.more);
   for (const std::string& column : columns) {
-    SB_CHECK(std::find(known.begin(), known.end(), column) != known.end(),
-             label, ": column ", column, " is unknown in a table of ",
-             kind.name, "; known are ", joined(known));
+    SB_CHECK(std::ranges::find(known, column) != known.end(), label,
+             ": column ", column, " is unknown in a table of ", kind.name,
+             "; known are ", joined(known));
   }
 }
 

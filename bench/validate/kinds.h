@@ -9,8 +9,13 @@
 // its cluster (sim/clusters). Training steps are those of the chapters in the
 // `sim` world.
 
+#include <fmt/format.h>
+
+#include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/validate/error_statistics.h"
@@ -27,6 +32,21 @@ class NotExpressed : public std::runtime_error {
 /// Throws NotExpressed unless a chapter can run the row.
 inline void require(bool can_run, const std::string& reason) {
   if (!can_run) throw NotExpressed(reason);
+}
+
+/// What `known` has for the word of a column; `absent` for an empty one. Throws
+/// NotExpressed for other words.
+template <typename T>
+T choice(const Row& row, const char* column,
+         const std::map<std::string, T>& known,
+         const std::optional<T>& absent = std::nullopt) {
+  if (absent && !row.has(column)) return *absent;
+  const auto found = known.find(row.text(column));
+  if (found != known.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : known) names.push_back(name);
+  throw NotExpressed(fmt::format("{} is \"{}\"; {} are known", column,
+                                 row.text(column), fmt::join(names, ", ")));
 }
 
 struct Outcome {
@@ -84,14 +104,37 @@ double last_digit(const std::string& printed);
 /// Whether `value` prints as `printed`, rounded or cut off.
 bool is_printed_as(double value, double printed, double last_digit);
 
-// Predictors, by file: predictors_gpipe.cpp and so on.
-Predictor gpipe_memory, gpipe_throughput, torchgpipe;
-Predictor job;                // jobs
-Predictor korthikanti_layer;  // layer
-Predictor megatron_ci;        // megatron_memory.cpp
-Predictor model_states, largest_models, deepspeed_estimates;  // memory
-Predictor collective_time, bus_bandwidth;                     // nccl
-Predictor bubble_rate, automatic_bubble_rate, tutorial;       // pipeline
-Predictor ring_flash_attention, ulysses_charts;               // sequence
+/// One table: a prediction for every row, and their statistics.
+struct Validation {
+  std::string file;
+  const Kind* kind = nullptr;
+  std::vector<Outcome> outcomes;
+  /// Row and reason.
+  std::vector<std::pair<std::string, std::string>> not_expressed;
+
+  int num_aimed_at = 0;
+  double mape = 0, null_mape = 0;
+  /// Errors of the rows that count towards the aim.
+  double aimed_mape = 0, aimed_worst = 0;
+  int num_as_printed = 0;  ///< of the rows whose digits are known
+  Contests contests;
+  bool meets_aim = false;
+};
+
+/// Throws Error for tables and values that make no sense.
+Validation validate(const Table& table);
+
+/// For people, and as one line of JSON.
+std::string as_text(const Validation& validation);
+std::string as_json(const Validation& validation);
+
+// Predictors, by the file predictors_*.cpp
+Predictor model_states, largest_models, deepspeed_estimates, collective_time,
+    bus_bandwidth;  // formulas
+Predictor job;      // jobs
+Predictor gpipe_memory, gpipe_throughput, torchgpipe, bubble_rate,
+    automatic_bubble_rate, tutorial;                                // pipeline
+Predictor korthikanti_layer, ring_flash_attention, ulysses_charts;  // sequence
+Predictor megatron_ci;  // megatron_memory.cpp
 
 }  // namespace shardbook::validate

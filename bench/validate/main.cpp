@@ -12,7 +12,7 @@
 #include <filesystem>
 
 #include "bench/validate/jobs.h"
-#include "bench/validate/validation.h"
+#include "bench/validate/kinds.h"
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "core/check.h"
@@ -27,7 +27,7 @@ std::vector<std::string> own_tables() {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() == ".csv") files.push_back(entry.path());
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "bench/validate/table_rows.h"
+#include "bench/validate/jobs.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/sharded/parts.h"
 #include "core/check.h"

@@ -7,7 +7,7 @@
 #include <map>
 #include <memory>
 
-#include "bench/validate/table_rows.h"
+#include "bench/validate/jobs.h"
 #include "chapters/common/models/counted_model.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
@@ -15,19 +15,6 @@
 
 namespace shardbook::validate {
 namespace {
-
-/// One of `known`; Error names the column. `absent`: the value of an empty one.
-template <typename T>
-T choice(const Row& row, const char* column,
-         const std::map<std::string, T>& known, T absent) {
-  if (!row.has(column)) return absent;
-  const auto found = known.find(row.text(column));
-  if (found != known.end()) return found->second;
-  std::vector<std::string> names;
-  for (const auto& [name, value] : known) names.push_back(name);
-  throw NotExpressed(fmt::format("{} is \"{}\"; {} are known", column,
-                                 row.text(column), fmt::join(names, ", ")));
-}
 
 /// 1 where nothing is given.
 int degree(const Row& row, const char* column) {
@@ -277,7 +264,7 @@ HybridJob read_job(const Row& row) {
 
 std::vector<Outcome> job(const Row& row) {
   const HybridJob job = read_job(row);
-  const Unit unit = choice<Unit>(row, "unit", units(), {});
+  const Unit unit = choice<Unit>(row, "unit", units(), Unit{});
   const StepTime time = time_of(job);
   const bool recomputes =
       unit.recomputes ||

@@ -1,13 +1,14 @@
-// Long sequences that are cut over a group: ring attention alone, and training
-// with Ulysses and its rivals.
+// Sequences that are cut over a group: a layer alone, ring attention alone, and
+// training with Ulysses and its rivals.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <regex>
+#include <tuple>
 
-#include "bench/validate/table_rows.h"
+#include "bench/validate/jobs.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
@@ -16,12 +17,6 @@ namespace {
 using sequence_parallel::Layout;
 
 // --- zhuzilin/ring-flash-attention -------------------------------------------
-
-sim::Cluster ring_cluster(const std::string& gpu) {
-  if (gpu == "A100") return cluster_named("ring-a100");
-  if (gpu == "H800") return cluster_named("ring-h800");
-  throw NotExpressed("no cluster has " + gpu);
-}
 
 void read_heads(const Row& row, AttentionJob& job) {
   static const std::regex pattern(
@@ -66,32 +61,73 @@ constexpr std::int64_t kTokensPerStep = 1 << 20;
 std::vector<Outcome> ring_flash_attention(const Row& row) {
   require(row.text("api") == "batch",
           "several sequences packed into one have no chapter");
-  static const std::map<std::string, Layout> layouts = {
-      {"ring", Layout::kContiguous},
-      {"zigzag", Layout::kZigzag},
-      {"stripe", Layout::kStriped}};
-  const std::string& variant = row.text("variant");
-  const bool is_bound = variant.rfind("theoretic (1-GPU", 0) == 0;
-  require(is_bound || layouts.count(variant) > 0,
-          "variant " + variant + " has no chapter");
+  const bool is_bound = row.begins("variant", "theoretic (1-GPU");
   AttentionJob job;
-  job.cluster = ring_cluster(row.text("gpu"));
+  job.cluster = cluster_named(choice<std::string>(
+      row, "gpu", {{"A100", "ring-a100"}, {"H800", "ring-h800"}}));
   job.tokens_per_rank = row.count("tokens_per_gpu", kMaxSize);
   read_heads(row, job);
   const int world = row.count("world", 1024);
   job.ranks = is_bound ? 1 : world;
-  if (!is_bound) job.layout = layouts.at(variant);
+  if (!is_bound) {
+    job.layout = choice<Layout>(row, "variant",
+                                {{"ring", Layout::kContiguous},
+                                 {"zigzag", Layout::kZigzag},
+                                 {"stripe", Layout::kStriped}});
+  }
   const std::string& phase = row.text("phase");
   job.with_backward = phase == "fwd+bwd";
   const StepTime time = run_attention(job);
   // One constant: a rate per product; two forward, five backward
   return {
       {fmt::format("{}, {}, {}", row.text("gpu"), phase,
-                   is_bound ? "one GPU's rate / world" : variant),
+                   is_bound ? "one GPU's rate / world" : row.text("variant")),
        "iterations/s",
        {1 / time.seconds / (is_bound ? world : 1), row.positive("iter_per_s"),
         job.with_backward ? 1 / 7.0 : 1 / 2.0, row.text("gpu") + " " + phase},
        sim::trust_name(time.trust)}};
+}
+
+// Korthikanti et al. 2022, table 4: a layer alone.
+std::vector<Outcome> korthikanti_layer(const Row& row) {
+  require(row.says("hardware", "A100-80GB"),
+          "no cluster describes " + row.text("hardware"));
+  require(row.text("unit") == "one transformer layer",
+          "unit " + row.text("unit") + " is not one layer");
+  HybridJob job;
+  job.cluster = cluster_named("selene+megatron-lm-2022");
+  job.sizes.hidden = row.count("hidden", 1 << 17);
+  job.sizes.heads = row.count("heads", 1 << 12);
+  job.sizes.seq = row.count("seq_len", kMaxSize);
+  job.layout.tp = row.count("tp", kMaxSize);
+  job.layout.micro_batch = row.count("micro_batch", kMaxSize);
+  job.layout.dropout = 0.1;
+  const std::string& experiment = row.text("experiment");
+  require(experiment != "selective recompute",
+          "no chapter recomputes attention alone while all ranks have all "
+          "tokens");
+  std::tie(job.layout.cuts_tokens, job.layout.recompute) =
+      choice<std::pair<bool, Recompute>>(
+          row, "experiment",
+          {{"baseline no recompute", {false, Recompute::kNothing}},
+           {"baseline with full recompute", {false, Recompute::kBlocks}},
+           {"sequence parallelism", {true, Recompute::kNothing}},
+           {"selective + sequence", {true, Recompute::kAttention}}});
+  const planner::StageRun run =
+      planner::run_stage(job.cluster, job.sizes, job.layout, {1});
+  const auto outcome = [&](const char* part, const char* column, double seconds,
+                           double work) {
+    return Outcome{
+        fmt::format("{}, {}, {}", row.text("model"), experiment, part),
+        "ms",
+        {seconds * 1e3, row.positive(column), work},
+        sim::trust_name(run.trust)};
+  };
+  // Work in forwards: a backward is two, and recomputation one more
+  const bool is_again = job.layout.recompute == Recompute::kBlocks;
+  return {outcome("forward", "forward_ms", run.forward_s, 1),
+          outcome("backward", "backward_ms", run.first_backward_s,
+                  is_again ? 3 : 2)};
 }
 
 std::vector<Outcome> ulysses_charts(const Row& row) {
@@ -119,14 +155,14 @@ std::vector<Outcome> ulysses_charts(const Row& row) {
           : with_sequence(job, is_ulysses ? Kind::kUlysses : Kind::kRsa);
   // Nothing is recomputed: three quarters of the work
   const double work = 0.75 * recomputed_flops(job) / 1e12 / job.ranks();
-  Outcome outcome = {describe_on_gpus(system + ", " + row.text("model"), job),
-                     "TFLOP/s per GPU",
-                     {work / time.seconds, row.positive("tflops_per_gpu")},
-                     sim::trust_name(time.trust)};
-  outcome.pair.contest =
-      fmt::format("{}, {} GPUs, sequence {}", row.text("model"),
-                  row.text("gpus"), row.text("seq_len"));
-  return {outcome};
+  return {{fmt::format("{}, {}, sequence {}, {} x {} on {} GPUs", system,
+                       row.text("model"), job.sizes.seq, job.micro_batches,
+                       job.layout.micro_batch, job.ranks()),
+           "TFLOP/s per GPU",
+           {work / time.seconds, row.positive("tflops_per_gpu"), 1,
+            fmt::format("{}, {} GPUs, sequence {}", row.text("model"),
+                        row.text("gpus"), row.text("seq_len"))},
+           sim::trust_name(time.trust)}};
 }
 
 }  // namespace shardbook::validate

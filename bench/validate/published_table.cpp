@@ -45,13 +45,13 @@ Row::Row(std::string place, std::vector<std::string> names,
 }
 
 bool Row::has(const std::string& column) const {
-  const auto found = std::find(names_.begin(), names_.end(), column);
+  const auto found = std::ranges::find(names_, column);
   return found != names_.end() &&
          !values_[static_cast<std::size_t>(found - names_.begin())].empty();
 }
 
 const std::string& Row::text(const std::string& column) const {
-  const auto found = std::find(names_.begin(), names_.end(), column);
+  const auto found = std::ranges::find(names_, column);
   SB_CHECK(found != names_.end(), place_, ": no column \"", column, "\"");
   return values_[static_cast<std::size_t>(found - names_.begin())];
 }

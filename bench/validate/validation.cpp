@@ -1,4 +1,4 @@
-#include "bench/validate/validation.h"
+#include "bench/validate/kinds.h"
 
 #include <fmt/format.h>
 
@@ -79,22 +79,13 @@ void judge(Validation& result) {
       (!result.outcomes.empty() && result.outcomes[0].lower_is_better);
   result.contests = judge_contests(all, lower_is_better);
   const Aim& aim = result.kind->aim;
-  switch (aim.kind) {
-    case AimKind::kDigits:
-      result.meets_aim =
-          result.num_as_printed == static_cast<int>(result.outcomes.size());
-      break;
-    case AimKind::kWorst:
-      result.meets_aim = result.aimed_worst <= aim.limit;
-      break;
-    case AimKind::kMean:
-      result.meets_aim = result.aimed_mape <= aim.limit;
-      break;
-    case AimKind::kOrder:
-      result.meets_aim = result.contests.spearman >= aim.limit;
-      break;
-  }
-  result.meets_aim = result.meets_aim && result.num_aimed_at > 0;
+  const bool reached =
+      aim.kind == AimKind::kDigits
+          ? result.num_as_printed == static_cast<int>(result.outcomes.size())
+      : aim.kind == AimKind::kWorst ? result.aimed_worst <= aim.limit
+      : aim.kind == AimKind::kMean  ? result.aimed_mape <= aim.limit
+                                    : result.contests.spearman >= aim.limit;
+  result.meets_aim = reached && result.num_aimed_at > 0;
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
-#include "chapters/table/compare.h"
+#include "chapters/table/table.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "chapters/pictures/text_table.h"
 #include "chapters/pictures/units.h"
-#include "chapters/table/internal/text.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 
 namespace shardbook::table {
 namespace {
@@ -50,16 +50,15 @@ ComparedColumn column_of(const std::string& name,
 }
 
 template <typename ValueOf>
-std::vector<double> values_of(const std::vector<ProgramRun>& runs,
-                              ValueOf value_of) {
+std::vector<double> values_of(const Runs& runs, ValueOf value_of) {
   std::vector<double> values;
   for (const ProgramRun& run : runs) values.push_back(value_of(run));
   return values;
 }
 
 /// Virtual time compares with virtual time only.
-bool have_virtual_time(const std::vector<ProgramRun>& runs) {
-  return std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
+bool have_virtual_time(const Runs& runs) {
+  return std::ranges::all_of(runs, [](const ProgramRun& run) {
     return run.virtual_run && run.device != "cuda";
   });
 }
@@ -68,12 +67,11 @@ bool train_the_same(const ProgramRun& a, const ProgramRun& b) {
   return a.setting == b.setting && a.samples == b.samples;
 }
 
-const ProgramRun* yardstick_of(const std::vector<ProgramRun>& runs) {
+const ProgramRun* yardstick_of(const Runs& runs) {
   return runs.front().world_size == 1 ? &runs.front() : nullptr;
 }
 
-ComparedColumn speed_ups(const std::vector<ProgramRun>& runs,
-                         const std::vector<double>& step_s) {
+ComparedColumn speed_ups(const Runs& runs, const std::vector<double>& step_s) {
   ComparedColumn column{"speed-up", "", "over one device", {}};
   const ProgramRun* one = yardstick_of(runs);
   bool all_fit = true;
@@ -92,12 +90,11 @@ ComparedColumn speed_ups(const std::vector<ProgramRun>& runs,
   return column;
 }
 
-ComparedColumn peaks(const std::vector<ProgramRun>& runs,
-                     const internal::Marks& marks) {
+ComparedColumn peaks(const Runs& runs, const Marks& marks) {
   ComparedColumn column = column_of(
       "peak", values_of(runs, [](const auto& run) { return run.peak_bytes; }),
       kBytes, "most memory in use at one time, by the fullest rank");
-  if (std::all_of(runs.begin(), runs.end(), fits)) return column;
+  if (std::ranges::all_of(runs, fits)) return column;
   column.meaning += "; ! does not fit";
   for (std::size_t i = 0; i < runs.size(); ++i) {
     column.cells[i] += fits(runs[i]) ? " " : marks.too_large;
@@ -105,8 +102,7 @@ ComparedColumn peaks(const std::vector<ProgramRun>& runs,
   return column;
 }
 
-ComparedColumn claims(const std::vector<ProgramRun>& runs,
-                      const internal::Marks& marks) {
+ComparedColumn claims(const Runs& runs, const Marks& marks) {
   ComparedColumn column{"claims", "", "those that hold, of those measured", {}};
   for (const ProgramRun& run : runs) {
     const auto [failed, measured] = count_claims(run);
@@ -119,47 +115,37 @@ ComparedColumn claims(const std::vector<ProgramRun>& runs,
   return column;
 }
 
-std::size_t width_of(const ComparedColumn& column) {
-  std::size_t most = std::max(width(column.name), width(column.unit));
-  for (const std::string& cell : column.cells) {
-    most = std::max(most, width(cell));
-  }
-  return most;
-}
-
-/// A line of the table; a label that is too long has lines of its own.
-template <typename CellOf>
-std::string line_of(const std::string& label, std::size_t label_width,
-                    const std::vector<ComparedColumn>& columns,
-                    CellOf cell_of) {
-  const bool fits_in = width(label) <= label_width;
-  std::string text = fits_in ? "" : wrap(label);
-  std::string line = fits_in ? label : "";
-  line.append(label_width - width(line), ' ');
-  for (const ComparedColumn& column : columns) {
-    const std::string cell = cell_of(column);
-    line += std::string(2 + width_of(column) - width(cell), ' ') + cell;
-  }
-  line.erase(line.find_last_not_of(' ') + 1);
-  return text + line + "\n";
-}
-
-std::string rows_text(const std::vector<ProgramRun>& runs,
+/// Numbers at the right of their columns; a name that is too long has lines of its
+/// own.
+std::string rows_text(const Runs& runs,
                       const std::vector<ComparedColumn>& columns) {
-  std::size_t label_width = 0, used = 0;
-  for (const ComparedColumn& column : columns) used += 2 + width_of(column);
-  const std::size_t room = kColumns - std::min(used, kColumns);
+  std::vector<std::string> lines(runs.size() + 2), labels(2);
+  for (const ComparedColumn& column : columns) {
+    std::vector<std::string> cells = {column.name, column.unit};
+    cells.insert(cells.end(), column.cells.begin(), column.cells.end());
+    std::size_t widest = 0;
+    for (const std::string& cell : cells) {
+      widest = std::max(widest, width(cell));
+    }
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      lines[i].append(2 + widest - width(cells[i]), ' ').append(cells[i]);
+    }
+  }
+  const std::size_t room = kColumns - std::min(width(lines[0]), kColumns);
+  std::size_t label_width = 0;
   for (const ProgramRun& run : runs) {
-    const std::size_t wide = width(run_name(run));
+    labels.push_back(run_name(run));
+    const std::size_t wide = width(labels.back());
     if (wide <= room) label_width = std::max(label_width, wide);
   }
-  std::string text = line_of("", label_width, columns,
-                             [](const auto& column) { return column.name; }) +
-                     line_of("", label_width, columns,
-                             [](const auto& column) { return column.unit; });
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    text += line_of(run_name(runs[i]), label_width, columns,
-                    [&](const auto& column) { return column.cells[i]; });
+  std::string text;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    std::string& label = labels[i];
+    if (width(label) > label_width) text += wrap(std::exchange(label, ""));
+    std::string line =
+        label + std::string(label_width - width(label), ' ') + lines[i];
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
   }
   return text;
 }
@@ -168,16 +154,13 @@ std::string rows_text(const std::vector<ProgramRun>& runs,
 
 const char* const kComparedTitle = "Compared";
 
-bool are_compared(const std::vector<ProgramRun>& runs) {
-  return !runs.empty() &&
-         std::all_of(runs.begin(), runs.end(), [](const ProgramRun& run) {
-           return run.title == kComparedTitle;
-         });
+bool are_compared(const Runs& runs) {
+  return !runs.empty() && std::ranges::all_of(runs, [](const ProgramRun& run) {
+    return run.title == kComparedTitle;
+  });
 }
 
-ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
-                           bool has_colours) {
-  const internal::Marks marks = internal::marks_of(charset, has_colours);
+ComparedTable compare_runs(const Runs& runs, const Marks& marks) {
   const bool is_virtual = have_virtual_time(runs);
   const std::vector<double> step_s = values_of(runs, [&](const auto& run) {
     return is_virtual ? run.virtual_run->step_s.counted : run.wall_step_s;
@@ -214,14 +197,11 @@ ComparedTable compare_runs(const std::vector<ProgramRun>& runs, Charset charset,
   }
   // Runs on shapes train nothing
   if (!trained_runs(runs).empty()) table.columns.push_back(claims(runs, marks));
-  const auto is_empty = [](const ComparedColumn& column) {
-    return std::all_of(
-        column.cells.begin(), column.cells.end(),
-        [](const std::string& cell) { return cell[0] == kNotMeasured[0]; });
-  };
-  table.columns.erase(
-      std::remove_if(table.columns.begin(), table.columns.end(), is_empty),
-      table.columns.end());
+  std::erase_if(table.columns, [](const ComparedColumn& column) {
+    return std::ranges::all_of(column.cells, [](const std::string& cell) {
+      return cell[0] == kNotMeasured[0];
+    });
+  });
   return table;
 }
 
@@ -234,15 +214,14 @@ std::vector<std::string> legend_of(const ComparedTable& table) {
   return legend;
 }
 
-std::string format_compared(const std::vector<ProgramRun>& runs,
-                            Charset charset, bool has_colours) {
-  const ComparedTable table = compare_runs(runs, charset, has_colours);
+std::string format_compared(const Runs& runs, const Marks& marks) {
+  const ComparedTable table = compare_runs(runs, marks);
   std::string text = table.setting.empty() ? "" : wrap(table.setting) + "\n";
   text += rows_text(runs, table.columns) + "\n";
   for (const std::string& remark : table.remarks) text += wrap(remark);
   return text + wrap(fmt::format("{}", fmt::join(legend_of(table), " "))) +
-         internal::other_trainings_lines(runs) + "\n" +
-         format_claims(runs, charset, has_colours);
+         other_trainings_lines(pointers_to(runs)) + "\n" +
+         format_claims(runs, marks);
 }
 
 }  // namespace shardbook::table

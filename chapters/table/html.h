@@ -26,8 +26,7 @@ struct ReportLinks {
 
 /// The whole page, with remarks on the runs at its top. The same runs give the
 /// same bytes.
-std::string report_html(const std::vector<ProgramRun>& runs,
-                        const std::string& remarks = "",
+std::string report_html(const Runs& runs, const std::string& remarks = "",
                         const ReportLinks& links = {});
 
 }  // namespace shardbook::table

@@ -11,30 +11,25 @@
 // Exit status: 0 all claims hold, 1 a claim failed, 2 a file cannot be read or
 // written.
 
-#include <langinfo.h>
-#include <unistd.h>
-
-#include <clocale>
+#include <algorithm>
 #include <csignal>
-#include <cstdlib>
-#include <filesystem>
 #include <iostream>
+#include <iterator>
 
-#include "chapters/table/compare.h"
 #include "chapters/table/html.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 #include "chapters/table/table.h"
 #include "core/check.h"
 #include "core/text_file.h"
+#include "sim/timeline_text.h"
 
 namespace {
 
-using shardbook::table::Charset;
-using shardbook::table::ProgramRun;
+using namespace shardbook::table;
 
 struct Arguments {
   std::string html_file;  // empty: no report
-  shardbook::table::ReportLinks links;
+  ReportLinks links;
   bool overview = false, quiet = false;
   std::vector<std::string> paths;
 };
@@ -67,43 +62,16 @@ Arguments read_arguments(int argc, char** argv) {
   return arguments;
 }
 
-Charset terminal_charset() {
-  std::setlocale(LC_CTYPE, "");
-  const std::string codeset = nl_langinfo(CODESET);
-  return codeset == "UTF-8" ? Charset::kUtf8 : Charset::kAscii;
-}
-
-// https://no-color.org: NO_COLOR with any value but the empty one.
-bool terminal_has_colours() {
-  const auto value = [](const char* name) {
-    const char* text = std::getenv(name);
-    return std::string(text == nullptr ? "" : text);
-  };
-  return isatty(STDOUT_FILENO) && value("NO_COLOR").empty() &&
-         !value("TERM").empty() && value("TERM") != "dumb";
-}
-
 // The text for a terminal.
-std::string text_of(const std::vector<ProgramRun>& runs,
-                    const Arguments& arguments) {
-  const Charset charset = terminal_charset();
-  const bool has_colours = terminal_has_colours();
+std::string text_of(const Runs& runs, const Arguments& arguments) {
+  const shardbook::sim::TextStyle style = shardbook::sim::terminal_style();
+  const Marks marks = marks_of(style.utf8, style.color);
   if (arguments.paths.size() > 1) {
-    return format_comparison(runs) + "\n" +
-           format_claims(runs, charset, has_colours);
+    return format_comparison(runs) + "\n" + format_claims(runs, marks);
   }
-  if (are_compared(runs)) return format_compared(runs, charset, has_colours);
-  return arguments.overview ? format_overview(runs, charset, has_colours)
-                            : format_table(runs, charset, has_colours);
-}
-
-// Where there are several folders, each remark names its own.
-std::string remark_line(const std::string& path, bool several) {
-  const std::string remark = shardbook::table::read_remark(path);
-  if (remark.empty()) return "";
-  const std::string name =
-      std::filesystem::path(path).lexically_normal().filename().string();
-  return (several ? name + ": " : "") + remark + "\n";
+  if (are_compared(runs)) return format_compared(runs, marks);
+  return arguments.overview ? format_overview(runs, marks)
+                            : format_table(runs, marks);
 }
 
 }  // namespace
@@ -113,13 +81,15 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     const Arguments arguments = read_arguments(argc, argv);
-    std::vector<ProgramRun> runs;
+    Runs runs;
     std::string remarks;
     for (const std::string& path : arguments.paths) {
-      remarks += remark_line(path, arguments.paths.size() > 1);
-      for (ProgramRun& run : shardbook::table::read_run_set(path)) {
-        runs.push_back(std::move(run));
-      }
+      RunSet set = read_run_set(path);
+      std::ranges::move(set.runs, std::back_inserter(runs));
+      if (set.remark.empty()) continue;
+      // Where there are several folders, each remark names its own
+      const bool several = arguments.paths.size() > 1;
+      remarks += (several ? set.name + ": " : "") + set.remark + "\n";
     }
     const bool failed = count_claims(runs).failed > 0;
     if (!arguments.quiet || failed) {

@@ -2,25 +2,27 @@
 // their memory is, bytes by link. Scripts fill them from the data of the runs.
 
 #include <fmt/format.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "chapters/table/internal/page.h"
+#include "core/check.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
 namespace {
 
-namespace svg = pictures::svg;
-
 using pictures::memory_peak;
-using pictures::svg::escape;
 using sim::RankGroup;
 using sim::StepView;
 
@@ -41,12 +43,11 @@ std::string shares_text(const sim::QueueShares& shares) {
 }
 
 bool has_messages(const StepView& view) {
-  return std::any_of(
-      view.groups.begin(), view.groups.end(), [](const RankGroup& group) {
-        return std::any_of(
-            group.timeline.events.begin(), group.timeline.events.end(),
-            [](const auto& event) { return event.message >= 0; });
-      });
+  return std::ranges::any_of(view.groups, [](const RankGroup& group) {
+    return std::ranges::any_of(group.timeline.events, [](const auto& event) {
+      return event.message >= 0;
+    });
+  });
 }
 
 std::string tools_html(bool messages) {
@@ -120,7 +121,7 @@ std::string short_track_html(const ProgramRun& run, const Runs& runs) {
   std::string text = fmt::format(
       "<div class=\"track\">{} <span class=\"shares\">{}{}</span>"
       "<div class=\"lanes\">\n",
-      link_to(run, runs), sim::seconds_text(view.step_s),
+      link_to(run, runs, /*is_full=*/true), sim::seconds_text(view.step_s),
       view.num_steps == 1 ? "" : fmt::format(" for {} steps", view.num_steps));
   for (std::size_t g = 0; g < view.groups.size(); ++g) {
     const RankGroup& group = view.groups[g];
@@ -149,7 +150,7 @@ constexpr const char* kAxis =
     "aria-hidden=\"true\"></div></div>";
 
 // The classes of all runs, in the order of the book, and idle time.
-std::string timeline_legend(const std::vector<const ProgramRun*>& drawn) {
+std::string timeline_legend(const Chosen& drawn) {
   std::set<std::pair<std::string, std::string>> used;
   for (const ProgramRun* run : drawn) {
     const Classes classes = pictures::classes_of(*run->virtual_run->timeline);
@@ -230,6 +231,94 @@ std::string links_html(const VirtualRun& run) {
   return text + "</div></figure>\n";
 }
 
+// ---- The data of a timeline: columns of differences as JSON, deflated, in base64.
+// ---- The differences repeat from layer to layer and from one micro-batch to the
+// ---- next, so little is left of them.
+
+using Json = nlohmann::ordered_json;
+using Numbers = std::vector<std::int64_t>;
+
+std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+
+Numbers differences(Numbers values) {
+  for (std::size_t i = values.size(); i-- > 1;) values[i] -= values[i - 1];
+  return values;
+}
+
+// Names, labels and categories of events, each once.
+class Operations {
+ public:
+  std::size_t number_of(const sim::TimelineEvent& event) {
+    const auto [op, added] = numbers_.try_emplace(
+        std::make_tuple(event.name, event.label, event.category), list_.size());
+    if (added) list_.push_back({event.name, event.label, event.category});
+    return op->second;
+  }
+  const Json& list() const { return list_; }
+
+ private:
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t>
+      numbers_;
+  Json list_ = Json::array();
+};
+
+Json queue_json(const sim::RankTimeline& timeline, const std::string& name,
+                Operations& operations) {
+  Json queue = {{"name", name}};
+  std::int64_t last_end = 0;
+  for (const sim::TimelineEvent& event : timeline.events) {
+    if (event.queue != name) continue;
+    const std::int64_t begin = nanoseconds(event.begin_s);
+    const std::int64_t end = nanoseconds(event.end_s);
+    queue["op"].push_back(operations.number_of(event));
+    queue["gap"].push_back(begin - std::exchange(last_end, end));
+    queue["length"].push_back(end - begin);
+    queue["sent"].push_back(event.bytes);
+    queue["flops"].push_back(event.flops);
+    queue["peer"].push_back(event.peer);
+    queue["message"].push_back(event.message);
+  }
+  // A column without a value is left out
+  const auto drop = [&](const char* key, const Json& none) {
+    const Json& column = queue[key];
+    const auto found = std::ranges::count(column, none);
+    if (static_cast<std::size_t>(found) == column.size()) queue.erase(key);
+  };
+  drop("sent", 0);
+  drop("flops", 0);
+  drop("peer", -1);
+  drop("message", -1);
+  return queue;
+}
+
+// Times, and the bytes of each kind.
+Json memory_json(const sim::RankTimeline& timeline) {
+  Json columns = Json::array();
+  const auto add = [&](const auto& value_of) {
+    Numbers values;
+    for (const sim::MemorySample& sample : timeline.memory) {
+      values.push_back(value_of(sample));
+    }
+    columns.push_back(differences(std::move(values)));
+  };
+  add([](const auto& sample) { return nanoseconds(sample.time_s); });
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    add([&](const auto& sample) { return sample.bytes[k]; });
+  }
+  return columns;
+}
+
+std::string deflated(const std::string& text) {
+  uLongf size = compressBound(text.size());
+  std::string bytes(size, '\0');
+  SB_CHECK(compress(reinterpret_cast<Bytef*>(bytes.data()), &size,
+                    reinterpret_cast<const Bytef*>(text.data()),
+                    text.size()) == Z_OK,
+           "report.html: zlib cannot compress a timeline");
+  bytes.resize(size);
+  return bytes;
+}
+
 }  // namespace
 
 bool has_timeline(const ProgramRun& run) {
@@ -237,13 +326,12 @@ bool has_timeline(const ProgramRun& run) {
          run.virtual_run->timeline->step_s > 0;
 }
 
-std::string timelines_html(const std::string& title,
-                           const std::vector<const ProgramRun*>& drawn,
+std::string timelines_html(const std::string& title, const Chosen& drawn,
                            const Runs& runs) {
   const std::string setting = setting_of(*drawn.front());
-  const bool is_same = std::all_of(
-      drawn.begin(), drawn.end(),
-      [&](const ProgramRun* run) { return setting_of(*run) == setting; });
+  const bool is_same = std::ranges::all_of(drawn, [&](const ProgramRun* run) {
+    return setting_of(*run) == setting;
+  });
   std::string text = fmt::format(
       "<div class=\"view\"><figure class=\"timeline\"><figcaption><b>{}</b> "
       "{}<span>One step of each, on one axis of time</span></figcaption>\n{}{}"
@@ -263,6 +351,28 @@ std::string pictures_html(const ProgramRun& run, const Runs& runs) {
            memory_html(number, *run.virtual_run->timeline) + "</div>\n";
   }
   return text + links_html(*run.virtual_run);
+}
+
+std::string timeline_data(const sim::StepView& view) {
+  Operations operations;
+  Json groups = Json::array(), kinds = Json::array();
+  for (const sim::RankGroup& group : view.groups) {
+    Json queues = Json::array();
+    for (const std::string& name : sim::queue_names(group.timeline)) {
+      queues.push_back(queue_json(group.timeline, name, operations));
+    }
+    groups.push_back({{"rank", group.ranks.front()},
+                      {"queues", std::move(queues)},
+                      {"memory", memory_json(group.timeline)}});
+  }
+  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
+    kinds.push_back(memory_kind_name(static_cast<MemoryKind>(k)));
+  }
+  const Json data = {{"length", nanoseconds(view.step_s)},
+                     {"ops", operations.list()},
+                     {"kinds", std::move(kinds)},
+                     {"groups", std::move(groups)}};
+  return pictures::svg::base64(deflated(data.dump()));
 }
 
 }  // namespace shardbook::table::internal

@@ -1,4 +1,5 @@
-// "Proof" of report.html, the runs that trained, and sets of runs compared.
+// "Proof" of report.html, the runs that trained, and what is compared: sets of
+// runs, and the runs of ./shardbook compare.
 
 #include <fmt/format.h>
 
@@ -13,17 +14,6 @@
 namespace shardbook::table::internal {
 namespace {
 
-using pictures::svg::escape;
-
-// The unit of a column, of the values that `value` gives for each run.
-template <typename List, typename Value>
-Unit unit_of(Unit (*choose)(const std::vector<double>&), const List& runs,
-             Value value) {
-  std::vector<double> values;
-  for (const ProgramRun* run : runs) values.push_back(value(*run));
-  return choose(values);
-}
-
 // A value with the sign of its claim, if it was measured.
 std::string claim_cell(const Claim& claim, const std::string& value) {
   const bool plain =
@@ -32,14 +22,13 @@ std::string claim_cell(const Claim& claim, const std::string& value) {
                      value);
 }
 
-std::string proof_rows(const std::vector<const ProgramRun*>& trained,
-                       const Runs& runs) {
-  const Unit sent = unit_of(bytes_unit, trained, sent_per_step);
+std::string proof_rows(const Chosen& trained, const Runs& runs) {
+  const Unit sent = unit_of(pictures::bytes_unit, trained, sent_per_step);
   const auto held_of = [](const ProgramRun& run) { return run.held_bytes; };
   const auto peak_of = [](const ProgramRun& run) { return run.peak_bytes; };
-  const Unit held = unit_of(bytes_unit, trained, held_of);
-  const Unit peak = unit_of(bytes_unit, trained, peak_of);
-  const Unit step = unit_of(seconds_unit, trained, step_of);
+  const Unit held = unit_of(pictures::bytes_unit, trained, held_of);
+  const Unit peak = unit_of(pictures::bytes_unit, trained, peak_of);
+  const Unit step = unit_of(pictures::seconds_unit, trained, step_of);
   std::string text = open_table("Proof", {{"strategy"},
                                           {"world"},
                                           {"loss"},
@@ -53,16 +42,15 @@ std::string proof_rows(const std::vector<const ProgramRun*>& trained,
         run->loss.empty() ? "\u2013"
                           : run->loss.front() + " \u2192 " + run->loss.back();
     const bool on_the_wall = !run->virtual_run && run->wall_step_s >= 0;
-    text +=
-        fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>",
-                    short_link_to(*run, runs), escape(world_name(*run)), loss) +
-        claim_cell(run->numbers, escape(run->numbers.value)) +
-        claim_cell(run->bytes, number_text(sent_per_step(*run), sent)) +
-        claim_cell(run->memory, number_text(run->held_bytes, held)) + "<td>" +
-        number_text(run->peak_bytes, peak) + "</td>" +
-        claim_cell(run->time, number_text(step_of(*run), step) +
-                                  (on_the_wall ? " wall" : "")) +
-        "</tr>\n";
+    text += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>",
+                        link_to(*run, runs), escape(world_name(*run)), loss) +
+            claim_cell(run->numbers, escape(run->numbers.value)) +
+            claim_cell(run->bytes, number_text(sent_per_step(*run), sent)) +
+            claim_cell(run->memory, number_text(run->held_bytes, held)) +
+            "<td>" + number_text(run->peak_bytes, peak) + "</td>" +
+            claim_cell(run->time, number_text(step_of(*run), step) +
+                                      (on_the_wall ? " wall" : "")) +
+            "</tr>\n";
   }
   return text + kCloseTable;
 }
@@ -70,11 +58,11 @@ std::string proof_rows(const std::vector<const ProgramRun*>& trained,
 }  // namespace
 
 std::string proof_html(const Runs& runs) {
-  const std::vector<const ProgramRun*> trained = trained_runs(runs);
+  const Chosen trained = trained_runs(runs);
   if (trained.empty()) return "";
   const ClaimCount claims = count_claims(trained);
-  const auto num_failed = static_cast<std::size_t>(std::count_if(
-      trained.begin(), trained.end(),
+  const auto num_failed = static_cast<std::size_t>(std::ranges::count_if(
+      trained,
       [](const ProgramRun* run) { return count_claims(*run).failed > 0; }));
   const bool holds = num_failed == 0;
   return fmt::format(
@@ -96,11 +84,12 @@ std::string proof_html(const Runs& runs) {
 
 std::string comparison_html(const Runs& runs) {
   if (!are_sets(runs)) return "";
-  const std::vector<const ProgramRun*> all = pointers_to(runs);
-  const Unit step = unit_of(seconds_unit, all, step_of);
-  const Unit sent = unit_of(bytes_unit, all, sent_per_step);
-  const Unit peak = unit_of(
-      bytes_unit, all, [](const ProgramRun& run) { return run.peak_bytes; });
+  const Chosen all = pointers_to(runs);
+  const Unit step = unit_of(pictures::seconds_unit, all, step_of);
+  const Unit sent = unit_of(pictures::bytes_unit, all, sent_per_step);
+  const Unit peak =
+      unit_of(pictures::bytes_unit, all,
+              [](const ProgramRun& run) { return run.peak_bytes; });
   std::string text =
       "<section id=\"comparison\"><h2>Compared</h2><p class=\"about\">In "
       "brackets: the ratio to the first set.</p>\n" +
@@ -110,9 +99,9 @@ std::string comparison_html(const Runs& runs) {
                               {"peak memory", peak.name},
                               {"sent", sent.name},
                               {"idle", "%"}});
-  for (const ComparedRuns& line : compare_sets(runs)) {
-    const ProgramRun& first = *line.runs.front();
-    for (const ProgramRun* run : line.runs) {
+  for (const Chosen& line : compare_sets(runs)) {
+    const ProgramRun& first = *line.front();
+    for (const ProgramRun* run : line) {
       const auto cell = [&](double value, double base, Unit unit) {
         text += "<td>" + number_text(value, unit) +
                 (run != &first && value >= 0 && base > 0
@@ -121,7 +110,7 @@ std::string comparison_html(const Runs& runs) {
                 "</td>";
       };
       text += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td>",
-                          short_link_to(*run, runs), escape(run->set));
+                          link_to(*run, runs), escape(run->set));
       cell(step_of(*run), step_of(first), step);
       cell(run->peak_bytes, first.peak_bytes, peak);
       cell(sent_per_step(*run), sent_per_step(first), sent);
@@ -130,7 +119,36 @@ std::string comparison_html(const Runs& runs) {
                                : "<td>\u2013</td></tr>\n";
     }
   }
-  return text + kCloseTable + other_trainings_html(runs) + "</section>\n";
+  return text + kCloseTable + other_trainings_html(all) + "</section>\n";
+}
+
+std::string compared_html(const Runs& runs) {
+  const ComparedTable table = compare_runs(runs, marks_of(/*is_utf8=*/true));
+  std::vector<Head> heads = {{"strategy"}};
+  for (const ComparedColumn& column : table.columns) {
+    const bool is_short = column.name == "peak";
+    heads.push_back({is_short ? "peak memory" : column.name, column.unit});
+  }
+  std::string text =
+      "<section id=\"compared\"><h2>Compared</h2><p class=\"about\">" +
+      escape(table.setting) + "</p>\n" + open_table("Compared", heads);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    text += "<tr><th scope=\"row\">" + link_to(runs[i], runs) + "</th>";
+    for (const ComparedColumn& column : table.columns) {
+      text += "<td>" + column.cells[i] + "</td>";
+    }
+    text += "</tr>\n";
+  }
+  text += kCloseTable;
+  for (const std::string& remark : table.remarks) {
+    text += "<p class=\"note\" lang=\"en\">" + escape(remark) + "</p>\n";
+  }
+  text += "<p class=\"note\">";
+  for (const std::string& sentence : legend_of(table)) {
+    text += "<span>" + escape(sentence) + "</span> ";
+  }
+  return text + "</p>" + other_trainings_html(pointers_to(runs)) +
+         "</section>\n";
 }
 
 }  // namespace shardbook::table::internal

@@ -9,18 +9,112 @@
 #include <numeric>
 #include <optional>
 
-#include "chapters/table/internal/json_reader.h"
 #include "core/check.h"
 #include "core/how_many.h"
 #include "sim/cluster.h"
+#include "sim/json_object.h"
 #include "sim/timeline_json.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table {
 namespace {
 
-using internal::Json;
-using internal::JsonReader;
+using Json = nlohmann::ordered_json;
+using json_file::shown;
+
+// Looks values up by paths such as "options.world_size", and names file and path
+// when one is missing or of the wrong type.
+class JsonReader {
+ public:
+  JsonReader(const Json& object, std::string source)
+      : object_(object), source_(std::move(source)) {}
+
+  // The value, or null when it is not there.
+  const Json& at(std::string path) const {
+    static const Json kMissing;
+    std::ranges::replace(path, '.', '/');
+    const Json::json_pointer pointer("/" + path);
+    return object_.contains(pointer) ? object_[pointer] : kMissing;
+  }
+
+  std::string text(const std::string& path) const {
+    return check(path, require(path).is_string(), "a string");
+  }
+
+  std::int64_t count(const std::string& path) const {
+    const Json& value = require(path);
+    return check(path, value.is_number_integer() && value >= 0,
+                 "a whole number from 0 up");
+  }
+
+  std::optional<double> number(const std::string& path) const {
+    if (at(path).is_null()) return std::nullopt;
+    return check(path, at(path).is_number(), "a number").get<double>();
+  }
+
+  // A number from 0 up, if there is one.
+  std::optional<double> amount(const std::string& path) const {
+    const auto value = number(path);
+    check(path, value.value_or(0) >= 0, "a number from 0 up");
+    return value;
+  }
+
+  // The words at `paths` that are there, joined by commas.
+  std::string words(const std::vector<std::string>& paths) const {
+    std::vector<std::string> words;
+    for (const std::string& path : paths) {
+      if (at(path).is_string()) words.push_back(at(path));
+    }
+    return fmt::format("{}", fmt::join(words, ", "));
+  }
+
+  // Whether there is an object.
+  bool object(const std::string& path) const {
+    const bool is_there = !at(path).is_null();
+    check(path, !is_there || at(path).is_object(), "an object or null");
+    return is_there;
+  }
+
+  // The elements of an array; none when it is missing.
+  std::vector<Json> list(const std::string& path) const {
+    if (at(path).is_null()) return {};
+    return check(path, at(path).is_array(), "a list with one element per rank")
+        .get<std::vector<Json>>();
+  }
+
+  // Members of a pair {"predicted": ..., "counted": ...} at `path`.
+  double member(const Json& pair, const char* key,
+                const std::string& path) const {
+    SB_CHECK(pair.is_object() && pair.contains(key), where(path), " has no ",
+             key, " number of bytes");
+    const Json& value = pair[key];
+    // An average over ranks may be a fraction of a byte.
+    SB_CHECK(value.is_number() && value >= 0 && value < 9e18, where(path), ".",
+             key, " is ", shown(value),
+             "; it has to be a number of bytes from 0 up");
+    return std::round(value.get<double>());
+  }
+
+ private:
+  const Json& require(const std::string& path) const {
+    SB_CHECK(!at(path).is_null(), where(path), " is missing");
+    return at(path);
+  }
+
+  const Json& check(const std::string& path, bool is_right,
+                    const char* what) const {
+    SB_CHECK(is_right, where(path), " is ", shown(at(path)), "; it has to be ",
+             what);
+    return at(path);
+  }
+
+  std::string where(const std::string& path) const {
+    return source_ + ": " + path;
+  }
+
+  const Json& object_;
+  std::string source_;
+};
 
 /// A model given as the text of its config, in words: "gpt2 (n_embd 2048,
 /// n_layer 24)".
@@ -33,21 +127,21 @@ std::string readable_model(const std::string& setting) {
   const Json config = Json::parse(setting.substr(0, end + 1), nullptr,
                                   /*allow_exceptions=*/false);
   if (!config.is_object()) return setting;
-  std::string sizes;
+  std::vector<std::string> sizes;
   for (const auto& [key, value] : config.items()) {
-    if (key == "model_type") continue;
-    sizes += (sizes.empty() ? "" : ", ") + key + " " + value.dump();
+    if (key != "model_type") sizes.push_back(key + " " + value.dump());
   }
-  return config.value("model_type", "gpt2") + " (" + sizes + ")" +
-         setting.substr(end + 1);
+  return fmt::format("{} ({}){}", config.value("model_type", "gpt2"),
+                     fmt::join(sizes, ", "), setting.substr(end + 1));
 }
 
 Verdict read_verdict(const JsonReader& reader, const std::string& claim) {
-  const Json& value = reader.at("claims." + claim);
-  if (value.is_null()) return Verdict::kNotMeasured;
-  const std::string text = reader.text("claims." + claim);
-  if (text == "passed") return Verdict::kPassed;
-  return text == "failed" ? Verdict::kFailed : Verdict::kNotMeasured;
+  const std::string path = "claims." + claim;
+  if (reader.at(path).is_null()) return Verdict::kNotMeasured;
+  const std::string text = reader.text(path);
+  return text == "passed"   ? Verdict::kPassed
+         : text == "failed" ? Verdict::kFailed
+                            : Verdict::kNotMeasured;
 }
 
 void read_numbers(const JsonReader& reader, ProgramRun& run) {
@@ -59,11 +153,13 @@ void read_numbers(const JsonReader& reader, ProgramRun& run) {
     run.difference = *relative;
     claim.value = format_difference(*relative);
   }
-  const auto tolerance = reader.number("parity.tolerance");
+  if (const auto tolerance = reader.number("parity.tolerance")) {
+    run.tolerance = fmt::format("{:.1e}", *tolerance);
+  }
   claim.failure = fmt::format(
       "the largest relative difference to one device is {}, allowed is {}",
       relative ? format_difference(*relative) : "not a number",
-      tolerance ? fmt::format("{:.1e}", *tolerance) : "not stated");
+      run.tolerance.empty() ? "not stated" : run.tolerance);
 }
 
 // Both members of the pair at `path`. The one under `key` may be null, or
@@ -79,25 +175,30 @@ Figure read_figure(const JsonReader& reader, const Json& pair,
 }
 
 std::vector<RankBill> read_bills(const JsonReader& reader) {
-  const std::vector<Json> bytes = reader.list("bytes");
-  std::vector<RankBill> bills(
-      std::max({bytes.size(), reader.list("held_memory").size(),
-                reader.list("peak_memory").size()}));
-  for (std::size_t r = 0; r < bytes.size(); ++r) {
-    bills[r].sent = read_figure(reader, bytes[r], fmt::format("bytes[{}]", r),
-                                "predicted", true);
-  }
-  const auto read_kinds = [&](const char* list, auto RankBill::*kinds,
-                              const char* key) {
+  std::vector<RankBill> bills;
+  // The bill of each rank, and what `list` has for it
+  const auto for_each_rank = [&](const char* list, auto read) {
     const std::vector<Json> ranks = reader.list(list);
+    bills.resize(std::max(bills.size(), ranks.size()));
     for (std::size_t r = 0; r < ranks.size(); ++r) {
-      for (const auto& [kind, pair] : ranks[r].items()) {
-        const std::string path = fmt::format("{}[{}].{}", list, r, kind);
-        (bills[r].*kinds)
-            .emplace_back(kind, read_figure(reader, pair, path, key, false));
-      }
+      read(bills[r], ranks[r], fmt::format("{}[{}]", list, r));
     }
   };
+  const auto read_kinds = [&](const char* list, auto RankBill::*kinds,
+                              const char* key) {
+    for_each_rank(
+        list, [&](RankBill& bill, const Json& rank, const std::string& path) {
+          for (const auto& [kind, pair] : rank.items()) {
+            (bill.*kinds)
+                .emplace_back(kind, read_figure(reader, pair, path + "." + kind,
+                                                key, false));
+          }
+        });
+  };
+  for_each_rank(
+      "bytes", [&](RankBill& bill, const Json& rank, const std::string& path) {
+        bill.sent = read_figure(reader, rank, path, "predicted", true);
+      });
   read_kinds("held_memory", &RankBill::held, "predicted");
   read_kinds("peak_memory", &RankBill::peak, "simulated");
   return bills;
@@ -326,38 +427,12 @@ ProgramRun read_run(const std::string& text, const std::string& source) {
   run.virtual_run = read_virtual(reader, source);
   run.capacity_bytes = read_capacity(reader, run);
   read_numbers(reader, run);
-  if (const auto tolerance = reader.number("parity.tolerance")) {
-    run.tolerance = fmt::format("{:.1e}", *tolerance);
-  }
   read_bytes(reader, run);
   read_memory(reader, run);
   run.time = check_time(run);
   run.sweep = read_sweep(reader, source);
   run.expert_loads = read_expert_loads(reader, source);
   return run;
-}
-
-std::string format_difference(double value) {
-  return value == 0 ? "exact" : fmt::format("{:.1e}", value);
-}
-
-bool fits(const ProgramRun& run) {
-  return run.capacity_bytes == 0 || run.peak_bytes <= run.capacity_bytes;
-}
-
-double step_of(const ProgramRun& run) {
-  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
-}
-
-double sent_per_step(const ProgramRun& run) {
-  if (run.sent_bytes < 0 || run.steps == 0) return run.sent_bytes;
-  return run.sent_bytes / static_cast<double>(run.steps);
-}
-
-std::string run_name(const ProgramRun& run) {
-  const std::string mark = run.other_training.empty() ? "" : "*";
-  if (!run.label.empty()) return run.label + mark;
-  return run.chapter + (run.variant.empty() ? "" : " " + run.variant) + mark;
 }
 
 }  // namespace shardbook::table

@@ -2,8 +2,18 @@
 
 // One program run: the JSON object that a chapter prints under
 // `--format json`, read for the table and for report.html.
+//
+// Runs that are kept: a folder that `./shardbook run` has filled.
+//
+//   build/runs/last/
+//     rows.tsv      one line per run: file, title, label, command; a * before a
+//                   label: the overview has this row; a line that begins with
+//                   # is a remark on all of them
+//     01.json       what the program wrote under --report
+//     02.json
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -78,7 +88,7 @@ struct LayerLoad {
 struct ProgramRun {
   std::string chapter;
   std::string variant;  ///< the chosen one: "zb-h1"; may be empty
-  /// Where the run comes from (see run_set.h); all may be empty.
+  /// Where the run comes from (see RunSet); all may be empty.
   std::string label;    ///< "ZeRO-2"
   std::string title;    ///< of its group of rows
   std::string command;  ///< "./shardbook run ddp -- --world-size 4"
@@ -108,6 +118,10 @@ struct ProgramRun {
   std::vector<LayerLoad> expert_loads;  ///< empty: no experts
 };
 
+using Runs = std::vector<ProgramRun>;
+/// Some of the runs, in their order.
+using Chosen = std::vector<const ProgramRun*>;
+
 /// Reads the JSON object of one run; `source` names it in messages. Values
 /// that a chapter does not measure may be missing. The claim on time holds
 /// when the closed form of a step and its virtual time are equal to 1e-9,
@@ -116,6 +130,8 @@ struct ProgramRun {
 /// Throws shardbook::Error when the text is no JSON object, when the chapter,
 /// its world or its claims are missing, or when a value has the wrong type.
 ProgramRun read_run(const std::string& text, const std::string& source);
+
+// --- Sets of runs -------------------------------------------------------------
 
 /// Its label, or "06_1f1b zb-h1"; with a * behind it for another training than
 /// one device's.
@@ -133,5 +149,70 @@ double step_of(const ProgramRun& run);
 /// Bytes that the busiest rank sends in a step, mean of the run; negative where
 /// they were not measured.
 double sent_per_step(const ProgramRun& run);
+
+struct RunSet {
+  Runs runs;
+  std::string name = "";    ///< the folder's
+  std::string remark = "";  ///< "Interrupted after 3 of 30 runs."; may be empty
+};
+/// The runs of a folder, or the one run of a JSON file. Throws Error that names
+/// the file when one cannot be read.
+RunSet read_run_set(const std::string& path);
+
+/// Runs of the same title, one after the other.
+struct RunGroup {
+  std::string title;
+  Chosen runs;
+};
+/// Runs on shapes alone, grouped by title and setting (setting_of).
+std::vector<RunGroup> simulated_groups(const Runs& runs);
+Chosen pointers_to(const Runs& runs);
+/// The runs that trained.
+Chosen trained_runs(const Runs& runs);
+
+/// Runs with the same key; groups are in the order of their first runs.
+template <typename KeyOf>
+std::vector<Chosen> group_by(const Chosen& runs, KeyOf key_of) {
+  std::vector<Chosen> groups;
+  std::map<decltype(key_of(*runs[0])), std::size_t> places;
+  for (const ProgramRun* run : runs) {
+    const auto [place, is_new] =
+        places.try_emplace(key_of(*run), groups.size());
+    if (is_new) groups.emplace_back();
+    groups[place->second].push_back(run);
+  }
+  return groups;
+}
+
+/// The group's run on one device; null without one.
+const ProgramRun* yardstick(const RunGroup& group);
+
+/// The same row in several sets, in the order of the sets: rows of the same title
+/// and name. If each set has only one row, these are paired.
+std::vector<Chosen> compare_sets(const Runs& runs);
+
+/// "3.64": the speed-up over the yardstick, which may be null. In brackets if
+/// one of the two does not fit in memory; empty where there is none.
+std::string speed_up_text(const ProgramRun& run, const ProgramRun* one);
+
+void add_once(std::vector<std::string>& texts, const std::string& text);
+
+/// What the * behind names means: "*: other numbers than one device's
+/// (PipeDream-2BW: weights one update old)."; empty where no run has one.
+std::string other_trainings_text(const Chosen& runs);
+
+/// "threads ×4", "1 rank".
+std::string world_name(const ProgramRun& run,
+                       const std::string& times = " \u00d7");
+
+/// "gpt2, f32, adamw, 32 x 512 tokens on dgx-a100 (80 GB per device)".
+std::string setting_of(const ProgramRun& run);
+
+/// "gpt2, 32 x 512 tokens on dgx-a100 (80 GB)"; a config that is given as text
+/// would be too long.
+std::string short_setting_of(const ProgramRun& run);
+
+/// "80", "17.2", "0.61": decimal gigabytes with three digits.
+std::string format_gigabytes(double bytes);
 
 }  // namespace shardbook::table

@@ -3,20 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "chapters/pictures/svg.h"
 #include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 #include "chapters/table/table.h"
+#include "core/how_many.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table::internal {
 namespace {
-
-namespace svg = pictures::svg;
-
-using svg::escape;
 
 struct Mark {
   const char* css_class;
@@ -25,14 +23,11 @@ struct Mark {
 };
 
 Mark mark_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kPassed:
-      return {"passed", "\u2713", "holds"};
-    case Verdict::kFailed:
-      return {"failed", "\u2717", "failed"};
-    default:
-      return {"unmeasured", "\u2013", "not measured"};
+  if (verdict == Verdict::kNotMeasured) {
+    return {"unmeasured", "\u2013", "not measured"};
   }
+  return verdict == Verdict::kPassed ? Mark{"passed", "\u2713", "holds"}
+                                     : Mark{"failed", "\u2717", "failed"};
 }
 
 std::string claim_html(const char* name, const Claim& claim,
@@ -112,17 +107,15 @@ constexpr double kMostShown = 2;
 std::string layer_html(const LayerLoad& load) {
   std::vector<double> heights;
   std::vector<std::string> names;
-  std::size_t busiest = 0;
   for (std::size_t e = 0; e < load.shares.size(); ++e) {
     heights.push_back(load.shares[e] / kMostShown);
     names.push_back(fmt::format("expert {}: {:.2f}", e, load.shares[e]));
-    if (load.shares[e] > load.shares[busiest]) busiest = e;
   }
-  const std::string most =
-      fmt::format("expert {}: {:.2f}", busiest, load.shares[busiest]);
+  const auto busiest = std::ranges::max_element(heights) - heights.begin();
+  const std::string& most = names[static_cast<std::size_t>(busiest)];
   return fmt::format(
       "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
-      svg::escape(load.layer),
+      escape(load.layer),
       svg::columns(heights, names, 1 / kMostShown,
                    load.layer + ", load of " +
                        std::to_string(load.shares.size()) +
@@ -155,6 +148,169 @@ std::string source_html(const ProgramRun& run, const std::string& book) {
   return text + "</p>\n";
 }
 
+// ---- A sweep over split sizes
+
+/// One of its trainings, by one of the two clocks.
+struct Timed {
+  std::string split_size, text;
+  double seconds, deviation;
+};
+
+Timed timed(const SweepTime& time, bool on_the_wall) {
+  const std::string split_size = std::to_string(time.split_size);
+  if (!on_the_wall) {
+    return {split_size, sim::seconds_text(time.virtual_s), time.virtual_s, 0};
+  }
+  return {split_size,
+          fmt::format("{} \u00b1 {}", sim::seconds_text(time.wall_s),
+                      sim::seconds_text(time.wall_sd_s)),
+          time.wall_s, time.wall_sd_s};
+}
+
+std::string bars_html(
+    const std::vector<std::pair<std::string, Timed>>& trainings) {
+  double most = 0;
+  for (const auto& [name, time] : trainings) {
+    most = std::max(most, time.seconds + time.deviation);
+  }
+  std::string text = "<div class=\"bars wide\">";
+  for (const auto& [name, time] : trainings) {
+    text += fmt::format(
+        "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
+        name,
+        svg::bar_with_error(time.seconds / most, time.deviation / most, "time"),
+        time.text);
+  }
+  return text + "</div>\n";
+}
+
+std::string curve_html(const std::vector<Timed>& splits, const Timed& single,
+                       const Timed& naive) {
+  double most = std::max(single.seconds, naive.seconds);
+  for (const Timed& time : splits) {
+    most = std::max(most, time.seconds + time.deviation);
+  }
+  std::vector<svg::Point> points;
+  std::string words, axis;
+  for (const Timed& time : splits) {
+    const double x = (static_cast<double>(points.size()) + 0.5) /
+                     static_cast<double>(splits.size());
+    words += fmt::format("{}splits of {}: {}", points.empty() ? "" : "; ",
+                         time.split_size, time.text);
+    axis += fmt::format("<span style=\"left:{:.2f}%\">{}</span>", 100 * x,
+                        time.split_size);
+    points.push_back({x, time.seconds / most, time.deviation / most});
+  }
+  return fmt::format(
+      "<div class=\"plot\"><b>by split size; lines: one device (solid), "
+      "naive (dashed)</b><div class=\"scale\" aria-hidden=\"true\">"
+      "<span>{}</span><span>0</span></div>{}"
+      "<div class=\"axis\" aria-hidden=\"true\">{}</div></div>\n",
+      sim::seconds_text(most),
+      svg::curve(points, single.seconds / most, naive.seconds / most, words),
+      axis);
+}
+
+/// The times of one device, the naive schedule and the best split size as bars
+/// with their deviations, and a curve over the split sizes.
+std::string clock_html(const Sweep& sweep, bool on_the_wall,
+                       const std::string& note) {
+  const Timed single = timed(sweep.single, on_the_wall),
+              naive = timed(sweep.naive, on_the_wall);
+  if (single.seconds <= 0) return "";
+  std::vector<Timed> splits;
+  for (const SweepTime& time : sweep.pipelined) {
+    splits.push_back(timed(time, on_the_wall));
+  }
+  const Timed& best = *std::ranges::min_element(splits, {}, &Timed::seconds);
+  return fmt::format(
+             "<figure class=\"sweep\"><figcaption><b>Split sizes</b> {}"
+             "</figcaption>\n",
+             escape(note)) +
+         bars_html({{"one device", single},
+                    {"naive", naive},
+                    {"splits of " + best.split_size, best}}) +
+         curve_html(splits, single, naive) + "</figure>\n";
+}
+
+std::string sweep_html(const Sweep& sweep) {
+  return clock_html(sweep, true,
+                    "wall time of a step on this machine, " +
+                        how_many(sweep.repeats, "repeat") +
+                        ", one standard deviation") +
+         clock_html(sweep, false, "virtual time of a step on " + sweep.cluster);
+}
+
+// ---- Bills
+
+constexpr std::size_t kMostBills = 16;
+
+std::string rows_html(const RankBill& bill) {
+  std::string rows;
+  const auto add = [&](std::string name, const Figure& figure,
+                       const char* not_predicted, const std::string& sign) {
+    std::ranges::replace(name, '_', ' ');
+    const auto exact = [](double bytes) { return with_commas(bytes) + " B"; };
+    rows += fmt::format(
+        "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+        escape(name),
+        figure.predicted < 0 ? not_predicted : exact(figure.predicted),
+        exact(figure.counted), sign);
+  };
+  const auto compare = [&](const std::string& name, const Figure& figure) {
+    if (figure.predicted <= 0 && figure.counted == 0) return;
+    add(name, figure, "not predicted",
+        figure.predicted < 0 ? ""
+        : figure.predicted == figure.counted
+            ? sign_html(Verdict::kPassed, "equal")
+            : sign_html(Verdict::kFailed, "different"));
+  };
+  compare("bytes sent", bill.sent);
+  for (const auto& [kind, figure] : bill.held) {
+    compare(kind == "activation" ? "activations kept" : kind + " held", figure);
+  }
+  for (const auto& [kind, peak] : bill.peak) {
+    if (peak.counted > 0) add("peak " + kind + ", simulated", peak, "", "");
+  }
+  return rows;
+}
+
+/// Predicted and counted, per rank; ranks with the same bill share rows.
+std::string bills_html(const ProgramRun& run, const Runs& runs) {
+  std::vector<std::string> bills;
+  std::map<std::string, std::vector<int>> ranks;
+  for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+    const std::string rows = rows_html(run.ranks[r]);
+    add_once(bills, rows);
+    ranks[rows].push_back(static_cast<int>(r));
+  }
+  std::string bodies;
+  for (std::size_t b = 0; b < std::min(bills.size(), kMostBills); ++b) {
+    if (bills[b].empty()) continue;
+    bodies += fmt::format(
+        "<tbody><tr><th colspan=\"4\" scope=\"rowgroup\">{}{}</th></tr>\n{}"
+        "</tbody>\n",
+        sim::rank_list(ranks[bills[b]]),
+        ranks[bills[b]].size() > 1 ? ", each" : "", bills[b]);
+  }
+  if (bodies.empty()) return "";
+  std::string text =
+      fmt::format(
+          "<details open><summary>Predicted and counted, per rank</summary>"
+          "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
+          "aria-label=\"Predicted and counted by run {}: {}\">"
+          "<table class=\"bill\"><thead><tr><td></td>"
+          "<th scope=\"col\">Predicted</th><th scope=\"col\">Counted</th>"
+          "<th scope=\"col\">Equal</th></tr></thead>\n",
+          number_of(run, runs), escape(full_name(run, runs))) +
+      bodies + "</table></div>";
+  if (bills.size() > kMostBills) {
+    text += fmt::format("<p class=\"note\">Further bills: {}.</p>",
+                        bills.size() - kMostBills);
+  }
+  return text + "</details>\n";
+}
+
 }  // namespace
 
 std::string sign_html(Verdict verdict, const char* word) {
@@ -164,14 +320,19 @@ std::string sign_html(Verdict verdict, const char* word) {
       mark.css_class, word == nullptr ? mark.word : word, mark.sign);
 }
 
+std::string other_trainings_html(const Chosen& runs) {
+  const std::string text = other_trainings_text(runs);
+  return text.empty() ? "" : "<p class=\"note\">" + escape(text) + "</p>\n";
+}
+
 std::size_t number_of(const ProgramRun& run, const Runs& runs) {
   return static_cast<std::size_t>(&run - runs.data());
 }
 
 bool are_sets(const Runs& runs) {
-  return std::any_of(runs.begin(), runs.end(), [&](const ProgramRun& run) {
-    return run.set != runs.front().set;
-  });
+  return std::ranges::any_of(
+      runs, [&](const auto& set) { return set != runs.front().set; },
+      &ProgramRun::set);
 }
 
 std::string full_name(const ProgramRun& run, const Runs& runs) {
@@ -179,14 +340,9 @@ std::string full_name(const ProgramRun& run, const Runs& runs) {
                      run_name(run), run.backend, run.world_size);
 }
 
-std::string link_to(const ProgramRun& run, const Runs& runs) {
+std::string link_to(const ProgramRun& run, const Runs& runs, bool is_full) {
   return fmt::format("<a href=\"#run-{}\">{}</a>", number_of(run, runs),
-                     escape(full_name(run, runs)));
-}
-
-std::string short_link_to(const ProgramRun& run, const Runs& runs) {
-  return fmt::format("<a href=\"#run-{}\">{}</a>", number_of(run, runs),
-                     escape(run_name(run)));
+                     escape(is_full ? full_name(run, runs) : run_name(run)));
 }
 
 std::string run_html(const ProgramRun& run, const Runs& runs, bool is_open,

@@ -1,4 +1,4 @@
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 
 #include <fmt/format.h>
 
@@ -37,8 +37,6 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
-bool is_remark(const std::string& line) { return line.rfind("# ", 0) == 0; }
-
 /// `text`, what it was trained on, and the memory `per` what.
 std::string setting_of(const ProgramRun& run, std::string text,
                        const char* per) {
@@ -53,14 +51,18 @@ std::string setting_of(const ProgramRun& run, std::string text,
 
 }  // namespace
 
-std::vector<ProgramRun> read_run_set(const std::string& path) {
-  if (!fs::is_directory(path)) return {read_run(read_file(path), path)};
+RunSet read_run_set(const std::string& path) {
+  if (!fs::is_directory(path)) return {{read_run(read_file(path), path)}};
   const fs::path folder = path;
   const std::string rows = (folder / "rows.tsv").string();
-  std::vector<ProgramRun> runs;
+  RunSet set;
+  set.name = folder.lexically_normal().filename().string();
   std::istringstream lines(read_file(rows));
   for (std::string line; std::getline(lines, line);) {
-    if (is_remark(line)) continue;
+    if (line.rfind("# ", 0) == 0) {
+      if (set.remark.empty()) set.remark = line.substr(2);
+      continue;
+    }
     const std::vector<std::string> cells = cells_of(line);
     SB_CHECK(cells.size() == 4, rows, ": '", line, "' has ", cells.size(),
              " columns; it needs file, title, label and command");
@@ -70,38 +72,27 @@ std::vector<ProgramRun> read_run_set(const std::string& path) {
     run.is_in_overview = cells[2].rfind('*', 0) == 0;
     run.label = cells[2].substr(run.is_in_overview ? 1 : 0);
     run.command = cells[3];
-    run.set = fs::path(path).lexically_normal().filename().string();
-    runs.push_back(std::move(run));
+    run.set = set.name;
+    set.runs.push_back(std::move(run));
   }
-  return runs;
+  return set;
 }
 
-std::string read_remark(const std::string& path) {
-  if (!fs::is_directory(path)) return "";
-  std::istringstream lines(read_file((fs::path(path) / "rows.tsv").string()));
-  for (std::string line; std::getline(lines, line);) {
-    if (is_remark(line)) return line.substr(2);
-  }
-  return "";
-}
-
-std::vector<const ProgramRun*> pointers_to(
-    const std::vector<ProgramRun>& runs) {
-  std::vector<const ProgramRun*> all;
+Chosen pointers_to(const Runs& runs) {
+  Chosen all;
   for (const ProgramRun& run : runs) all.push_back(&run);
   return all;
 }
 
-std::vector<const ProgramRun*> trained_runs(
-    const std::vector<ProgramRun>& runs) {
-  std::vector<const ProgramRun*> trained;
+Chosen trained_runs(const Runs& runs) {
+  Chosen trained;
   for (const ProgramRun& run : runs) {
     if (run.backend != "sim") trained.push_back(&run);
   }
   return trained;
 }
 
-std::vector<RunGroup> simulated_groups(const std::vector<ProgramRun>& runs) {
+std::vector<RunGroup> simulated_groups(const Runs& runs) {
   std::vector<RunGroup> groups;
   for (const ProgramRun& run : runs) {
     if (run.backend != "sim") continue;
@@ -121,40 +112,16 @@ const ProgramRun* yardstick(const RunGroup& group) {
   return nullptr;
 }
 
-std::vector<ComparedRuns> compare_sets(const std::vector<ProgramRun>& runs) {
+std::vector<Chosen> compare_sets(const Runs& runs) {
   std::set<std::string> sets;
   for (const ProgramRun& run : runs) sets.insert(run.set);
-  const bool one_each = runs.size() == sets.size();
+  if (runs.size() == sets.size()) return {pointers_to(runs)};
   // Rows of one set may share a name: they are paired in their order.
-  using Key = std::tuple<std::string, std::string, int>;
-  std::map<Key, std::size_t> lines;
   std::map<std::tuple<std::string, std::string, std::string>, int> seen;
-  std::vector<ComparedRuns> compared;
-  for (const ProgramRun& run : runs) {
-    Key key = {run.title, run_name(run),
-               seen[{run.set, run.title, run_name(run)}]++};
-    if (one_each) key = {};
-    const auto [line, added] = lines.try_emplace(key, compared.size());
-    if (added) compared.emplace_back();
-    compared[line->second].runs.push_back(&run);
-  }
-  return compared;
-}
-
-std::vector<std::string> compared_cells(const ProgramRun& run,
-                                        const ProgramRun& first) {
-  const auto cell = [&](double value, double base, const auto& name) {
-    if (value < 0) return std::string();
-    return name(value) + (&run != &first && base > 0
-                              ? fmt::format(" ({:.2f})", value / base)
-                              : "");
-  };
-  return {cell(step_of(run), step_of(first), sim::seconds_text),
-          cell(run.peak_bytes, first.peak_bytes, format_bytes),
-          cell(sent_per_step(run), sent_per_step(first), format_bytes),
-          run.virtual_run
-              ? fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share)
-              : ""};
+  return group_by(pointers_to(runs), [&](const ProgramRun& run) {
+    const std::string name = run_name(run);
+    return std::tuple(run.title, name, seen[{run.set, run.title, name}]++);
+  });
 }
 
 std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
@@ -164,24 +131,46 @@ std::string speed_up_text(const ProgramRun& run, const ProgramRun* one) {
   return fits(run) && fits(*one) ? ratio : "(" + ratio + ")";
 }
 
-std::string other_trainings_text(const std::vector<const ProgramRun*>& runs) {
+void add_once(std::vector<std::string>& texts, const std::string& text) {
+  if (std::ranges::find(texts, text) == texts.end()) {
+    texts.push_back(text);
+  }
+}
+
+std::string other_trainings_text(const Chosen& runs) {
   std::vector<std::string> texts;
   for (const ProgramRun* run : runs) {
     if (run->other_training.empty()) continue;
     const std::string name = run_name(*run);
-    const std::string text =
-        name.substr(0, name.size() - 1) + ": " + run->other_training;
-    if (std::find(texts.begin(), texts.end(), text) == texts.end()) {
-      texts.push_back(text);
-    }
+    add_once(texts,
+             name.substr(0, name.size() - 1) + ": " + run->other_training);
   }
   if (texts.empty()) return "";
   return fmt::format("*: other numbers than one device's ({}).",
                      fmt::join(texts, "; "));
 }
 
-std::string other_trainings_text(const std::vector<ProgramRun>& runs) {
-  return other_trainings_text(pointers_to(runs));
+std::string format_difference(double value) {
+  return value == 0 ? "exact" : fmt::format("{:.1e}", value);
+}
+
+bool fits(const ProgramRun& run) {
+  return run.capacity_bytes == 0 || run.peak_bytes <= run.capacity_bytes;
+}
+
+double step_of(const ProgramRun& run) {
+  return run.virtual_run ? run.virtual_run->step_s.counted : run.wall_step_s;
+}
+
+double sent_per_step(const ProgramRun& run) {
+  if (run.sent_bytes < 0 || run.steps == 0) return run.sent_bytes;
+  return run.sent_bytes / static_cast<double>(run.steps);
+}
+
+std::string run_name(const ProgramRun& run) {
+  const std::string mark = run.other_training.empty() ? "" : "*";
+  if (!run.label.empty()) return run.label + mark;
+  return run.chapter + (run.variant.empty() ? "" : " " + run.variant) + mark;
 }
 
 std::string world_name(const ProgramRun& run, const std::string& times) {

@@ -9,17 +9,17 @@
 #include <utility>
 
 #include "chapters/pictures/text_table.h"
-#include "chapters/table/internal/text.h"
+#include "chapters/table/run.h"
 #include "core/how_many.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::table {
 namespace {
 
-using internal::Marks;
 using pictures::text_table::align;
 using pictures::text_table::kColumns;
 using pictures::text_table::Row;
+using pictures::text_table::width;
 using pictures::text_table::wrap;
 
 constexpr const char* kProofLegend =
@@ -43,6 +43,10 @@ constexpr const char* kOverviewLegend =
     "if either run does not fit in memory (!). sent: per step, most over this "
     "link.";
 
+constexpr const char* kProofsLegend =
+    "differs: largest relative difference. claims: on numbers, bytes, memory, "
+    "time.\n";
+
 std::string claim_cell(const Claim& claim, const Marks& marks) {
   const std::string value = claim.value.empty() ? "-" : claim.value;
   if (claim.verdict == Verdict::kNotMeasured) return value;
@@ -53,14 +57,9 @@ std::string claim_cell(const Claim& claim, const Marks& marks) {
 // These models are too small for their step times to mean anything: a mark says
 // that the closed form holds.
 std::string time_cell(const ProgramRun& run, const Marks& marks) {
-  switch (run.time.verdict) {
-    case Verdict::kPassed:
-      return marks.passed;
-    case Verdict::kFailed:
-      return claim_cell(run.time, marks);
-    default:
-      return "-";
-  }
+  if (run.time.verdict == Verdict::kNotMeasured) return "-";
+  const bool passed = run.time.verdict == Verdict::kPassed;
+  return passed ? marks.passed : claim_cell(run.time, marks);
 }
 
 Row row_of(const ProgramRun& run, const Marks& marks) {
@@ -82,7 +81,7 @@ void for_each_claim(const ProgramRun& run, Visit visit) {
 }
 
 // The setting that more than half of the runs have, if there is one.
-std::string common_setting(const std::vector<const ProgramRun*>& runs) {
+std::string common_setting(const Chosen& runs) {
   std::map<std::string, std::size_t> count;
   for (const ProgramRun* run : runs) {
     if (run->setting.empty()) continue;
@@ -95,8 +94,7 @@ std::string common_setting(const std::vector<const ProgramRun*>& runs) {
   return "";
 }
 
-std::string proof_table(const std::vector<const ProgramRun*>& runs,
-                        const Marks& marks) {
+std::string proof_table(const Chosen& runs, const Marks& marks) {
   std::vector<Row> rows = {
       {"PROOF", "world", "numbers", "sent", "held", "time"}};
   for (const ProgramRun* run : runs) rows.push_back(row_of(*run, marks));
@@ -105,7 +103,7 @@ std::string proof_table(const std::vector<const ProgramRun*>& runs,
          (setting.empty() ? ""
                           : wrap("Trained here: " + setting +
                                  ", unless the row says otherwise.")) +
-         wrap(kProofLegend) + internal::other_trainings_lines(runs) + "\n";
+         wrap(kProofLegend) + other_trainings_lines(runs) + "\n";
 }
 
 std::string memory_cell(const ProgramRun& run, const Marks& marks) {
@@ -165,27 +163,12 @@ std::string heading_of(const RunGroup& group, bool is_overview) {
          wrap(setting_of(run));
 }
 
-}  // namespace
-
-namespace internal {
-
-Marks marks_of(Charset charset, bool has_colours) {
-  const bool is_utf8 = charset == Charset::kUtf8;
-  const auto coloured = [&](int colour, const char* mark) {
-    return has_colours ? fmt::format("\033[{}m{}\033[0m", colour, mark) : mark;
-  };
-  constexpr int kRed = 31, kGreen = 32;
-  return {coloured(kGreen, is_utf8 ? "\u2713" : "ok"),
-          coloured(kRed, is_utf8 ? "\u2717" : "no"), coloured(kRed, "!"),
-          is_utf8 ? " \u00d7" : " x"};
-}
-
 std::string buys_table(const std::vector<RunGroup>& groups, const Marks& marks,
                        bool is_overview) {
   std::vector<Row> rows = {{"WHAT IT BUYS, simulated", "step", "speed-up",
                             "memory", "sent", "idle"}};
   std::vector<std::string> titles;  // the titles above the rows
-  std::vector<const ProgramRun*> shown;
+  Chosen shown;
   for (const RunGroup& group : groups) {
     std::string title = heading_of(group, is_overview);
     for (const ProgramRun* run : group.runs) {
@@ -201,7 +184,117 @@ std::string buys_table(const std::vector<RunGroup>& groups, const Marks& marks,
          other_trainings_lines(shown) + "\n";
 }
 
-}  // namespace internal
+std::string with_ways(const std::string& name, std::size_t ways) {
+  return ways > 1 ? fmt::format("{}, {} ways", name, ways) : name;
+}
+
+/// "03 ZeRO-1, ZeRO-2, ZeRO-3, FSDP", "13 Experts, 7 ways" or, if the names do
+/// not fit, "06 1F1B, Interleaved, and more" or "14 hybrid_3d, 6 ways".
+std::string strategies_of(const Chosen& runs, std::size_t columns) {
+  std::vector<std::string> names, ideas;  // an idea: its name up to a comma
+  for (const ProgramRun* run : runs) {
+    const std::string name = run_name(*run);
+    add_once(names, name);
+    add_once(ideas, name.substr(0, name.find_first_of(",:")));
+  }
+  const std::string& chapter = runs.front()->chapter;
+  const bool is_numbered = chapter.size() > 3 && chapter[2] == '_';
+  const std::string number = is_numbered ? chapter.substr(0, 2) : "  ";
+  const std::string all = fmt::format("{} {}", number, fmt::join(ideas, ", "));
+  std::string text =
+      names.size() == ideas.size() ? all : with_ways(all, names.size());
+  while (width(text) > columns && ideas.size() > 1) {
+    ideas.pop_back();
+    text = fmt::format("{} {}, and more", number, fmt::join(ideas, ", "));
+  }
+  if (width(text) <= columns) return text;
+  const std::string title = is_numbered ? chapter.substr(3) : chapter;
+  return with_ways(number + " " + title, names.size());
+}
+
+/// "threads x8, gloo x2": the largest world of each backend.
+std::string worlds_of(const Chosen& runs, const Marks& marks) {
+  std::vector<std::string> worlds;
+  for (const Chosen& same :
+       group_by(runs, [](const ProgramRun& run) { return run.backend; })) {
+    const auto largest =
+        std::ranges::max_element(same, {}, &ProgramRun::world_size);
+    worlds.push_back(world_name(**largest, marks.times));
+  }
+  return fmt::format("{}", fmt::join(worlds, ", "));
+}
+
+std::string claims_cell(const Chosen& runs, const Marks& marks) {
+  const ClaimCount count = count_claims(runs);
+  if (count.measured == 0) return "-";
+  return fmt::format("{} {} of {}",
+                     count.failed == 0 ? marks.passed : marks.failed,
+                     count.measured - count.failed, count.measured);
+}
+
+std::string proofs(const Chosen& runs, const Marks& marks) {
+  std::vector<Row> rows = {
+      {"PROOF, trained here", "worlds", "differs", "claims"}};
+  const std::vector<Chosen> chapters =
+      group_by(runs, [](const ProgramRun& run) { return run.chapter; });
+  for (const Chosen& chapter : chapters) {
+    double difference = -1;
+    for (const ProgramRun* run : chapter) {
+      difference = std::max(difference, run->difference);
+    }
+    rows.push_back({"", worlds_of(chapter, marks),
+                    difference < 0 ? "-" : format_difference(difference),
+                    claims_cell(chapter, marks)});
+  }
+  // Names get what the other columns leave
+  std::size_t others = 0;
+  for (std::size_t i = 1; i < rows.front().size(); ++i) {
+    std::size_t widest = 0;
+    for (const Row& row : rows) widest = std::max(widest, width(row[i]));
+    others += widest + 2;
+  }
+  for (std::size_t i = 0; i < chapters.size(); ++i) {
+    rows[i + 1][0] = strategies_of(chapters[i], kColumns - others);
+  }
+  // The names with a * may have been left out
+  const std::string table = align(rows, kColumns);
+  const bool has_marks = table.find('*') != std::string::npos;
+  return table + kProofsLegend + (has_marks ? other_trainings_lines(runs) : "");
+}
+
+// Step, peak memory, bytes sent per step and idle share, with the ratio to the run
+// of the first set in brackets.
+Row compared_row(const ProgramRun& run, const ProgramRun& first) {
+  const auto cell = [&](double value, double base, const auto& name) {
+    if (value < 0) return std::string("-");
+    return name(value) + (&run != &first && base > 0
+                              ? fmt::format(" ({:.2f})", value / base)
+                              : "");
+  };
+  return {"  " + run.set, cell(step_of(run), step_of(first), sim::seconds_text),
+          cell(run.peak_bytes, first.peak_bytes, format_bytes),
+          cell(sent_per_step(run), sent_per_step(first), format_bytes),
+          run.virtual_run
+              ? fmt::format("{:.1f} %", 100 * run.virtual_run->idle_share)
+              : "-"};
+}
+
+}  // namespace
+
+Marks marks_of(bool is_utf8, bool has_colours) {
+  const auto coloured = [&](int colour, const char* mark) {
+    return has_colours ? fmt::format("\033[{}m{}\033[0m", colour, mark) : mark;
+  };
+  constexpr int kRed = 31, kGreen = 32;
+  return {coloured(kGreen, is_utf8 ? "\u2713" : "ok"),
+          coloured(kRed, is_utf8 ? "\u2717" : "no"), coloured(kRed, "!"),
+          is_utf8 ? " \u00d7" : " x"};
+}
+
+std::string other_trainings_lines(const Chosen& runs) {
+  const std::string text = other_trainings_text(runs);
+  return text.empty() ? "" : wrap(text);
+}
 
 ClaimCount count_claims(const ProgramRun& run) {
   ClaimCount count;
@@ -212,7 +305,7 @@ ClaimCount count_claims(const ProgramRun& run) {
   return count;
 }
 
-ClaimCount count_claims(const std::vector<const ProgramRun*>& runs) {
+ClaimCount count_claims(const Chosen& runs) {
   ClaimCount count;
   for (const ProgramRun* run : runs) {
     const auto [failed, measured] = count_claims(*run);
@@ -222,13 +315,11 @@ ClaimCount count_claims(const std::vector<const ProgramRun*>& runs) {
   return count;
 }
 
-ClaimCount count_claims(const std::vector<ProgramRun>& runs) {
+ClaimCount count_claims(const Runs& runs) {
   return count_claims(pointers_to(runs));
 }
 
-std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset,
-                          bool has_colours) {
-  const Marks marks = internal::marks_of(charset, has_colours);
+std::string format_claims(const Runs& runs, const Marks& marks) {
   std::string failures;
   for (const ProgramRun& run : runs) {
     for_each_claim(run, [&](const char* name, const Claim& claim) {
@@ -255,29 +346,32 @@ std::string verdict_text(const ClaimCount& count) {
                              : fmt::format("all {} hold", claims);
 }
 
-std::string format_table(const std::vector<ProgramRun>& runs, Charset charset,
-                         bool has_colours) {
-  const Marks marks = internal::marks_of(charset, has_colours);
-  const std::vector<const ProgramRun*> trained = trained_runs(runs);
+std::string format_table(const Runs& runs, const Marks& marks) {
+  const Chosen trained = trained_runs(runs);
   const std::vector<RunGroup> groups = simulated_groups(runs);
-  return (groups.empty() ? "" : internal::buys_table(groups, marks, false)) +
+  return (groups.empty() ? "" : buys_table(groups, marks, false)) +
          (trained.empty() ? "" : proof_table(trained, marks)) +
-         format_claims(runs, charset, has_colours);
+         format_claims(runs, marks);
 }
 
-std::string format_comparison(const std::vector<ProgramRun>& runs) {
+std::string format_overview(const Runs& runs, const Marks& marks) {
+  const Chosen trained = trained_runs(runs);
+  const std::vector<RunGroup> groups = simulated_groups(runs);
+  return (groups.empty() ? "" : buys_table(groups, marks, true)) +
+         (trained.empty() ? "" : proofs(trained, marks)) +
+         format_claims(runs, marks);
+}
+
+std::string format_comparison(const Runs& runs) {
   std::vector<Row> rows = {
       {"run", "step", "peak memory", "sent per step", "idle"}};
   std::vector<std::string> titles;  // names
-  for (const ComparedRuns& line : compare_sets(runs)) {
+  for (const Chosen& line : compare_sets(runs)) {
     std::string last;
-    for (const ProgramRun* run : line.runs) {
+    for (const ProgramRun* run : line) {
       const std::string name = run_name(*run) + "\n";
       titles.push_back(name == last ? "" : name);
-      rows.push_back({"  " + run->set});
-      for (const auto& cell : compared_cells(*run, *line.runs.front())) {
-        rows.back().push_back(cell.empty() ? "-" : cell);
-      }
+      rows.push_back(compared_row(*run, *line.front()));
       last = name;
     }
   }
@@ -285,7 +379,7 @@ std::string format_comparison(const std::vector<ProgramRun>& runs) {
          wrap(
              "In brackets: the ratio to the first set. step: virtual time, or "
              "wall time without a cluster.") +
-         internal::other_trainings_lines(runs);
+         other_trainings_lines(pointers_to(runs));
 }
 
 }  // namespace shardbook::table

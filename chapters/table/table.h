@@ -25,25 +25,31 @@
 
 namespace shardbook::table {
 
-/// How marks and arrows are written.
-enum class Charset { kUtf8, kAscii };
+/// The signs of a terminal. With colours, they are green or red.
+struct Marks {
+  std::string passed, failed;
+  std::string too_large;  ///< behind memory that does not fit
+  std::string times;      ///< between the backend and its ranks
+};
+Marks marks_of(bool is_utf8, bool has_colours = false);
 
 /// Both tables, at most 80 columns wide, with their legends, and a sentence for
-/// each claim that failed. With colours, marks are green or red.
-std::string format_table(const std::vector<ProgramRun>& runs, Charset charset,
-                         bool has_colours = false);
+/// each claim that failed.
+std::string format_table(const Runs& runs, const Marks& marks);
 
 /// The same on one screen: the rows of the overview, and proofs by chapter.
-std::string format_overview(const std::vector<ProgramRun>& runs,
-                            Charset charset, bool has_colours = false);
+std::string format_overview(const Runs& runs, const Marks& marks);
 
 /// How many claims hold, and a sentence for each that failed.
-std::string format_claims(const std::vector<ProgramRun>& runs, Charset charset,
-                          bool has_colours = false);
+std::string format_claims(const Runs& runs, const Marks& marks);
+
+/// Lines of a legend that say what the * behind names means; empty where there is
+/// none.
+std::string other_trainings_lines(const Chosen& runs);
 
 /// Sets of runs side by side: rows of the same title and label (or, where each
 /// set has one row, these rows) share lines, and ratios are to the first set.
-std::string format_comparison(const std::vector<ProgramRun>& runs);
+std::string format_comparison(const Runs& runs);
 
 /// The claims of all runs that were measured, and how many of them failed.
 struct ClaimCount {
@@ -51,9 +57,47 @@ struct ClaimCount {
   int measured = 0;
 };
 ClaimCount count_claims(const ProgramRun& run);
-ClaimCount count_claims(const std::vector<const ProgramRun*>& runs);
-ClaimCount count_claims(const std::vector<ProgramRun>& runs);
+ClaimCount count_claims(const Chosen& runs);
+ClaimCount count_claims(const Runs& runs);
 /// "all 292 claims hold", "1 of 11 claims failed", "no claim was measured".
 std::string verdict_text(const ClaimCount& count);
+
+// --- ./shardbook compare -------------------------------------------------------
+
+// The table of `./shardbook compare`: one training, split in several ways.
+//
+//                         devices  step  speed-up   peak  sent  idle
+//                                    ms               GB    MB     %
+//   one device                  1  1192      1.00  17.86     0   0.0
+//   ddp                         4   327      3.64   6.08   871   1.9
+//   zero --strategy fsdp        4   320      3.73   4.62  1002   0.6
+//
+// A column has one unit for all rows, so its numbers compare at a glance. The
+// first run is the yardstick if it has one rank.
+
+/// The title of the rows that `./shardbook compare` keeps.
+extern const char* const kComparedTitle;
+bool are_compared(const Runs& runs);
+
+struct ComparedColumn {
+  std::string name;
+  std::string unit;                ///< may be empty
+  std::string meaning;             ///< for the legend; empty: needs none
+  std::vector<std::string> cells;  ///< one per run
+};
+
+struct ComparedTable {
+  std::string setting;                  ///< of the first run
+  std::vector<ComparedColumn> columns;  ///< those that have a value
+  std::vector<std::string> remarks;     ///< on runs of another setting
+};
+
+ComparedTable compare_runs(const Runs& runs, const Marks& marks);
+
+/// What the columns mean: "step: virtual time on dgx-a100.", "speed-up: ..."
+std::vector<std::string> legend_of(const ComparedTable& table);
+
+/// The table with its legend, at most 80 columns wide, and the claims.
+std::string format_compared(const Runs& runs, const Marks& marks);
 
 }  // namespace shardbook::table

@@ -1,4 +1,4 @@
-// ---- The data of a run: deflated columns of differences (timeline_data.cpp),
+// ---- The data of a run: deflated columns of differences (pictures.cpp),
 // ---- decoded when a picture first needs them.
 
 const decoded = new Map();
@@ -17,14 +17,13 @@ async function decode(run) {
 
 const short = (value) => value.toFixed(value >= 99.95 ? 0 :
                                        value >= 9.995 ? 1 : 2);
-const seconds = (ns) => ns === 0 ? "0 s" : ns < 999.5 ? `${short(ns)} ns`
-    : ns < 999.5e3 ? `${short(ns / 1e3)} us`
-    : ns < 999.5e6 ? `${short(ns / 1e6)} ms` : `${short(ns / 1e9)} s`;
 const scaled = (count, step, units, decimals) => {
   let i = 0;
   for (; count >= 999.5 && i + 1 < units.length; ++i) count /= step;
   return decimals(count, i) + " " + units[i];
 };
+const seconds = (ns) =>
+    ns === 0 ? "0 s" : scaled(ns, 1000, ["ns", "us", "ms", "s"], short);
 const flop = (count) => scaled(
     count, 1000, ["FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"], short);
 const bytes = (count) => scaled(

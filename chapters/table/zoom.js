@@ -39,6 +39,12 @@ async function equip(container) {
 
   // ---- The span under the pointer, or chosen by the arrow keys.
 
+  function cover({ svg }, name, from, to, least = 0) {
+    const { x, height } = scale(svg, view);
+    return element(svg, "rect", { class: name, height, x: x(from),
+                                  width: Math.max(x(to) - x(from), least) });
+  }
+
   let pointer;
   function hide() {
     tip.textContent = "";
@@ -52,17 +58,14 @@ async function equip(container) {
     hide();
     drawing.at = i;
     const { svg, spans, isLane } = drawing;
-    const { x, height } = scale(svg, view);
     const span = spans[i];
-    pointer = element(svg, "rect", {
-      class: "pointer", x: x(span.begin), height,
-      width: Math.max(x(span.end) - x(span.begin), 1) });
+    pointer = cover(drawing, "pointer", span.begin, span.end, 1);
     tip.textContent = drawing.data.say?.(span, isLane) ??
         (isLane ? sayEvent(span) : sayMemory(drawing.data, span));
 
     // Below the drawing, or above where there is no room; never outside.
     const box = svg.getBoundingClientRect();
-    const left = box.left + Math.max(x(span.begin), 0);
+    const left = box.left + Math.max(scale(svg, view).x(span.begin), 0);
     const below = box.bottom + 8 + tip.offsetHeight < innerHeight;
     tip.style.left =
         `${Math.max(4, Math.min(left, innerWidth - tip.offsetWidth - 4))}px`;
@@ -89,12 +92,8 @@ async function equip(container) {
   let marked = [];
   function mark(from, to) {
     for (const each of marked) each.remove();
-    marked = from === to ? [] : view.drawings.map(({ svg }) => {
-      const { x, height } = scale(svg, view);
-      return element(svg, "rect", {
-        class: "marked", height, x: x(Math.min(from, to)),
-        width: x(Math.max(from, to)) - x(Math.min(from, to)) });
-    });
+    marked = from === to ? [] : view.drawings.map((drawing) => cover(
+        drawing, "marked", Math.min(from, to), Math.max(from, to)));
   }
 
   function listen(drawing) {
@@ -124,19 +123,19 @@ async function equip(container) {
         if (distance <= 4 * pixel()) point(drawing, best); else hide();
       }
     });
-    svg.addEventListener("pointerup", (event) => {
-      const from = held, to = timeAt(event);
+    const release = () => {
       held = undefined;
       mark(0, 0);
+    };
+    svg.addEventListener("pointerup", (event) => {
+      const from = held, to = timeAt(event);
+      release();
       if (from === undefined || event.shiftKey) return;
       if (Math.abs(to - from) > 4 * pixel()) {
         show(Math.min(from, to), Math.max(from, to));
       }
     });
-    svg.addEventListener("pointercancel", () => {
-      held = undefined;
-      mark(0, 0);
-    });
+    svg.addEventListener("pointercancel", release);
     svg.addEventListener("pointerleave", hide);
     svg.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey) return;  // the page scrolls

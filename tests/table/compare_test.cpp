@@ -1,6 +1,6 @@
 // The table of ./shardbook compare: one unit per column, one yardstick.
 
-#include "chapters/table/compare.h"
+#include "chapters/table/table.h"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include "chapters/pictures/text_table.h"
 #include "chapters/table/html.h"
 #include "tests/support/errors.h"
+#include "tests/table/marks_support.h"
 
 namespace shardbook::table {
 namespace {
@@ -52,8 +53,8 @@ std::vector<ProgramRun> compared_runs() {
 }
 
 std::string text_of(const std::vector<ProgramRun>& runs,
-                    Charset charset = Charset::kUtf8) {
-  const std::string text = format_compared(runs, charset);
+                    const Marks& marks = kUtf8) {
+  const std::string text = format_compared(runs, marks);
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     EXPECT_LE(pictures::text_table::width(line), 80u) << line;
@@ -62,7 +63,7 @@ std::string text_of(const std::vector<ProgramRun>& runs,
 }
 
 bool has_column(const std::vector<ProgramRun>& runs, const std::string& name) {
-  const auto columns = compare_runs(runs, Charset::kUtf8).columns;
+  const auto columns = compare_runs(runs, kUtf8).columns;
   return std::any_of(columns.begin(), columns.end(),
                      [&](const auto& column) { return column.name == name; });
 }
@@ -88,7 +89,7 @@ TEST(Compare, TheSmallestValueChoosesTheUnit) {
   runs[1].virtual_run->step_s.counted = 0.9;
   runs[2].virtual_run->step_s.counted = 12.3;
   runs[2].sent_bytes = 3 * 64e3;
-  const auto columns = compare_runs(runs, Charset::kUtf8).columns;
+  const auto columns = compare_runs(runs, kUtf8).columns;
   EXPECT_EQ(columns[1].unit, "s");
   EXPECT_EQ(columns[1].cells[1], "0.90");
   EXPECT_EQ(columns[4].unit, "KB");
@@ -112,8 +113,8 @@ TEST(Compare, RunsThatTrainedShowLossAndClaims) {
               {"  loss  claims\n", "  3.65   ✓ 3/3\n", "All 6 claims hold."});
   runs[1].bytes = {Verdict::kFailed, "2 B", "rank 1: 2 B counted"};
   expect_text(text_of(runs), {"  3.65   ✗ 2/3\n", "1 of 6 claims failed:\n"});
-  expect_text(text_of(runs, Charset::kAscii), {"ok 3/3\n", "no 2/3\n"});
-  expect_text(format_compared(runs, Charset::kUtf8, /*has_colours=*/true),
+  expect_text(text_of(runs, kAscii), {"ok 3/3\n", "no 2/3\n"});
+  expect_text(format_compared(runs, marks_of(true, /*has_colours=*/true)),
               {"   \033[32m✓\033[0m 3/3\n", "   \033[31m✗\033[0m 2/3\n"});
   EXPECT_FALSE(has_column(compared_runs(), "claims"));
 }

@@ -7,11 +7,11 @@
 #include <sstream>
 
 #include "chapters/pictures/text_table.h"
-#include "chapters/table/compare.h"
 #include "chapters/table/table.h"
 #include "tests/support/default_rows.h"
 #include "tests/support/errors.h"
 #include "tests/support/widths.h"
+#include "tests/table/marks_support.h"
 
 namespace shardbook::table {
 namespace {
@@ -77,10 +77,10 @@ std::vector<ProgramRun> default_runs() {
 
 // What next, and where the pictures are, takes three more lines.
 TEST(Overview, FitsSixtyLinesOfEightyColumns) {
-  for (const Charset charset : {Charset::kUtf8, Charset::kAscii}) {
+  for (const bool is_utf8 : {false, true}) {
     for (const bool has_colours : {false, true}) {
       const std::string text =
-          format_overview(default_runs(), charset, has_colours);
+          format_overview(default_runs(), marks_of(is_utf8, has_colours));
       EXPECT_LE(expect_fits_terminal(text), 57) << text;
       EXPECT_EQ(text.find(".."), std::string::npos) << text;
     }
@@ -88,8 +88,8 @@ TEST(Overview, FitsSixtyLinesOfEightyColumns) {
 }
 
 TEST(Overview, TheWholeTablesFitEightyColumnsAndCutNoName) {
-  for (const Charset charset : {Charset::kUtf8, Charset::kAscii}) {
-    const std::string text = format_table(default_runs(), charset);
+  for (const Marks& marks : {kUtf8, kAscii}) {
+    const std::string text = format_table(default_runs(), marks);
     EXPECT_GT(expect_fits_terminal(text), 100);
     EXPECT_EQ(text.find(".."), std::string::npos) << text;
   }
@@ -108,7 +108,7 @@ TEST(TableComparison, FitsEightyColumnsAndCutsNoName) {
 
 TEST(Overview, EveryIdeaIsInIt) {
   std::vector<ProgramRun> runs = default_runs();
-  const std::string text = format_overview(runs, Charset::kUtf8);
+  const std::string text = format_overview(runs, kUtf8);
   for (const ProgramRun& run : runs) {
     // Several models are one idea
     const bool is_shown =
@@ -130,7 +130,7 @@ TEST(Overview, ProofsOfAChapterShareALine) {
   two.bytes.verdict = Verdict::kFailed;
   two.bytes.failure = "rank 1: 96 B counted, 64 B predicted";
   three.time.verdict = Verdict::kNotMeasured;
-  std::string text = format_overview({one, two, three}, Charset::kUtf8);
+  std::string text = format_overview({one, two, three}, kUtf8);
   expect_text(text,
               {"\n03 ZeRO-1, ZeRO-2, FSDP  threads ×4, gloo ×2  1.0e-07  "
                "✗ 10 of 11\n",
@@ -139,14 +139,11 @@ TEST(Overview, ProofsOfAChapterShareALine) {
   // Several ways of one idea, and names that do not fit
   one.label = "Experts: E";
   two.label = "Experts: E + D";
-  expect_text(format_overview({one, two}, Charset::kUtf8),
-              {"\n03 Experts, 2 ways  "});
+  expect_text(format_overview({one, two}, kUtf8), {"\n03 Experts, 2 ways  "});
   two.label = std::string(60, 'a');
-  expect_text(format_overview({one, two}, Charset::kUtf8),
-              {"\n03 Experts, and more  "});
+  expect_text(format_overview({one, two}, kUtf8), {"\n03 Experts, and more  "});
   one.label = std::string(61, 'a');
-  expect_text(format_overview({one, two}, Charset::kUtf8),
-              {"\n03 zero_fsdp, 2 ways  "});
+  expect_text(format_overview({one, two}, kUtf8), {"\n03 zero_fsdp, 2 ways  "});
 }
 
 // PipeDream computes with old weights: it may be faster, and learns otherwise.
@@ -166,19 +163,17 @@ TEST(OtherTraining, IsMarkedAndExplainedWhereverItsNameIsShown) {
       "\n*: other numbers than one device's (PipeDream-2BW: weights one update "
       "old).\n";
   for (const std::string& text :
-       {format_table(runs, Charset::kUtf8),
-        format_overview({plain, old}, Charset::kAscii),
-        format_overview({proof}, Charset::kUtf8), format_comparison(sets),
-        format_compared({plain, old}, Charset::kUtf8)}) {
+       {format_table(runs, kUtf8), format_overview({plain, old}, kAscii),
+        format_overview({proof}, kUtf8), format_comparison(sets),
+        format_compared({plain, old}, kUtf8)}) {
     expect_text(text, {"PipeDream-2BW*", legend});
     expect_fits_terminal(text);
     EXPECT_EQ(text.find("1F1B*"), std::string::npos) << text;
   }
   runs = {plain, plain};
   for (const std::string& text :
-       {format_table(runs, Charset::kUtf8),
-        format_overview(runs, Charset::kUtf8), format_comparison(runs),
-        format_compared(runs, Charset::kUtf8)}) {
+       {format_table(runs, kUtf8), format_overview(runs, kUtf8),
+        format_comparison(runs), format_compared(runs, kUtf8)}) {
     EXPECT_EQ(text.find('*'), std::string::npos) << text;
   }
 }

@@ -7,10 +7,11 @@
 #include <regex>
 
 #include "chapters/common/run/exit_status.h"
-#include "chapters/table/run_set.h"
+#include "chapters/table/run.h"
 #include "core/check.h"
 #include "tests/support/errors.h"
 #include "tests/support/temp_folder.h"
+#include "tests/table/marks_support.h"
 
 namespace shardbook::table {
 namespace {
@@ -54,7 +55,7 @@ std::string error_of(const std::string& text) {
 
 TEST(Table, ARowShowsEveryMeasuredValue) {
   const ProgramRun run = Sample{}.read();
-  const std::string text = format_table({run}, Charset::kUtf8);
+  const std::string text = format_table({run}, kUtf8);
   expect_text(text, {"02_ddp  threads ×2  ✓ 3.1e-07  ✓ 3.2 MiB  ✓ 1.5 MiB  -\n",
                      "All 3 claims hold.\n"});
   EXPECT_EQ(count_claims({run}).failed, 0);
@@ -71,7 +72,7 @@ TEST(Table, WhatWasNotPredictedGetsNoTick) {
                            "memory": "not predicted",
                            "time": "no closed form"})"}
           .read();
-  const std::string text = format_table({run}, Charset::kAscii);
+  const std::string text = format_table({run}, kAscii);
   expect_text(text, {"ok 3.1e-07", "3.2 MiB"});
   EXPECT_EQ(text.find("ok 3.2 MiB"), std::string::npos) << text;
   expect_text(text, {"1.5 MiB"});
@@ -82,7 +83,7 @@ TEST(Table, WhatWasNotPredictedGetsNoTick) {
 
 TEST(Table, AsciiTerminalsGetWords) {
   const ProgramRun run = Sample{}.read();
-  const std::string text = format_table({run}, Charset::kAscii);
+  const std::string text = format_table({run}, kAscii);
   expect_text(text, {"threads x2  ok 3.1e-07"});
   for (const char c : text) EXPECT_GE(c, 0) << text;
 }
@@ -99,7 +100,7 @@ TEST(Table, FailedBytesNameRankAndBothCounts) {
              .claims = R"({"numbers": "passed", "bytes": "failed"})"}
           .read();
   EXPECT_EQ(count_claims({run}).failed, 1);
-  const std::string text = format_table({run}, Charset::kUtf8);
+  const std::string text = format_table({run}, kUtf8);
   expect_text(text, {"✗ 96 B",
                      "1 of 2 claims failed:\n✗ 02_ddp, threads ×2: bytes: "
                      "rank 1: 96 B counted, 64 B predicted\n"});
@@ -172,7 +173,7 @@ TEST(Table, WhatIsNotMeasuredMayBeMissing) {
       R"({"chapter": "00_single_device", "claims": {},
           "options": {"world_size": 1, "backend": "threads"}})",
       "run.json");
-  const std::string text = format_table({run}, Charset::kUtf8);
+  const std::string text = format_table({run}, kUtf8);
   expect_text(text, {"00_single_device  1 rank  -        -     -     -\n",
                      "No claim was measured."});
 }
@@ -182,8 +183,8 @@ TEST(Table, ColoursOnlyWhereTheyAreAskedFor) {
   const ProgramRun passed = Sample{}.read();
   const ProgramRun failed = Sample{.claims = R"({"numbers": "failed"})"}.read();
   const std::string text =
-      format_table({passed, failed}, Charset::kUtf8, /*has_colours=*/true);
-  const std::string plain = format_table({passed, failed}, Charset::kUtf8);
+      format_table({passed, failed}, marks_of(true, /*has_colours=*/true));
+  const std::string plain = format_table({passed, failed}, kUtf8);
   expect_text(text, {"\033[32m✓\033[0m 3.1e-07", "\033[31m✗\033[0m 3.1e-07",
                      "\n\033[31m✗\033[0m 02_ddp, threads ×2: numbers: "});
   EXPECT_EQ(std::regex_replace(text, std::regex("\033\\[[0-9]*m"), ""), plain);
@@ -212,7 +213,7 @@ TEST(TableBuys, SpeedUpsAreOverTheGroupsRunOnOneDevice) {
   const std::string text =
       format_table({simulated("One device", 1, 2, 4e9, 32e9),
                     simulated("DDP", 4, 0.5, 8e9, 32e9)},
-                   Charset::kUtf8);
+                   kUtf8);
   expect_text(
       text,
       {"gpt2 on dgx-v100 (32 GB per device)\n"
@@ -226,8 +227,8 @@ TEST(TableBuys, SpeedUpsAreOverTheGroupsRunOnOneDevice) {
 TEST(TableBuys, GroupsHaveYardsticksOfTheirOwn) {
   ProgramRun other = simulated("Naive", 2, 0.1, 1e9, 16e9);
   other.setting = "resnet50";
-  const std::string text = format_table(
-      {simulated("One device", 1, 2, 4e9, 32e9), other}, Charset::kUtf8);
+  const std::string text =
+      format_table({simulated("One device", 1, 2, 4e9, 32e9), other}, kUtf8);
   expect_text(text, {"   2  Naive              100 ms  -  "});
 }
 
@@ -235,16 +236,16 @@ TEST(TableBuys, WhatDoesNotFitSaysSo) {
   const std::string text =
       format_table({simulated("One device", 1, 2, 40e9, 32e9),
                     simulated("DDP", 4, 0.5, 32e9, 32e9)},
-                   Charset::kUtf8);
+                   kUtf8);
   expect_text(text, {"(1.00)    40.0 GB!", "(4.00)    32.0 GB   "});
 }
 
 TEST(TableBuys, BytesOfAllLinksBearTheNameOfTheBusiest) {
   ProgramRun run = simulated("TP", 16, 2, 4e9, 32e9);
   run.virtual_run->links = {{"nvlink", 2.5e9}, {"network", 4e9}};
-  expect_text(format_table({run}, Charset::kUtf8), {"  6.5 GB network  "});
+  expect_text(format_table({run}, kUtf8), {"  6.5 GB network  "});
   run.virtual_run->links.clear();
-  expect_text(format_table({run}, Charset::kUtf8), {"  4.0 GB  -     12.5 %"});
+  expect_text(format_table({run}, kUtf8), {"  4.0 GB  -     12.5 %"});
 }
 
 TEST(TableBuys, TheCapacityIsTheRunsOrItsClusters) {
@@ -267,8 +268,8 @@ TEST(Table, SaysWhatMostRunsHaveInCommon) {
   const std::string common =
       "Trained here: gpt-nano, f32, sgd, 24 x 64 tokens, "
       "20 steps, unless the row says\notherwise.\n";
-  expect_text(format_table({usual, usual, other}, Charset::kUtf8), {common});
-  EXPECT_EQ(format_table({usual, other}, Charset::kUtf8).find("Trained here"),
+  expect_text(format_table({usual, usual, other}, kUtf8), {common});
+  EXPECT_EQ(format_table({usual, other}, kUtf8).find("Trained here"),
             std::string::npos);
 }
 
@@ -308,18 +309,18 @@ TEST(RunSet, AFolderNamesItsRuns) {
   std::ofstream(folder + "/01.json") << Sample{}.json();
   std::ofstream(folder + "/rows.tsv")
       << "01.json\tSplit\t*DDP on two\t./shardbook run ddp -- --steps 5\n";
-  const std::vector<ProgramRun> runs = read_run_set(folder);
+  const std::vector<ProgramRun> runs = read_run_set(folder).runs;
   ASSERT_EQ(runs.size(), 1u);
   EXPECT_EQ(run_name(runs[0]), "DDP on two");
   EXPECT_TRUE(runs[0].is_in_overview);
   EXPECT_EQ(runs[0].title, "Split");
   EXPECT_EQ(runs[0].command, "./shardbook run ddp -- --steps 5");
   EXPECT_EQ(runs[0].set, std::filesystem::path(folder).filename().string());
-  EXPECT_EQ(read_remark(folder), "");
+  EXPECT_EQ(read_run_set(folder).remark, "");
   std::ofstream(folder + "/rows.tsv", std::ios::app)
       << "# Interrupted after 1 of 3 runs.\n";
-  EXPECT_EQ(read_run_set(folder).size(), 1u);
-  EXPECT_EQ(read_remark(folder), "Interrupted after 1 of 3 runs.");
+  EXPECT_EQ(read_run_set(folder).runs.size(), 1u);
+  EXPECT_EQ(read_run_set(folder).remark, "Interrupted after 1 of 3 runs.");
   std::ofstream(folder + "/rows.tsv") << "01.json\n";
   expect_error([&] { read_run_set(folder); }, {"has 1 columns"});
 }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "bench/validate/validation.h"
 #include "tests/support/errors.h"
 #include "tests/support/files.h"
 #include "tests/validate/validate_support.h"

@@ -10,8 +10,7 @@
 #include <numeric>
 
 #include "bench/validate/jobs.h"
-#include "bench/validate/table_rows.h"
-#include "bench/validate/validation.h"
+#include "bench/validate/kinds.h"
 #include "chapters/planner/measured.h"
 #include "tests/support/files.h"
 #include "tests/support/widths.h"

@@ -10,12 +10,12 @@
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/units.h"
 #include "chapters/table/run.h"
-#include "chapters/table/run_set.h"
 
 namespace shardbook::table::internal {
 
-using Runs = std::vector<ProgramRun>;
+namespace svg = pictures::svg;
 using pictures::Unit;
+using svg::escape;
 
 /// The page, with marks where style, script and text go.
 std::string page_template();
@@ -32,24 +32,19 @@ std::size_t number_of(const ProgramRun& run, const Runs& runs);
 bool are_sets(const Runs& runs);
 /// Says what the run is: "DDP, sim x4", and of which set.
 std::string full_name(const ProgramRun& run, const Runs& runs);
-/// A link to the section of a run, with its full name, or its short one.
-std::string link_to(const ProgramRun& run, const Runs& runs);
-std::string short_link_to(const ProgramRun& run, const Runs& runs);
+/// A link to the section of a run, with its short name, or its full one.
+std::string link_to(const ProgramRun& run, const Runs& runs,
+                    bool is_full = false);
 
 /// A note on the * behind names; empty where there is none.
-template <typename Shown>
-std::string other_trainings_html(const Shown& runs) {
-  const std::string text = other_trainings_text(runs);
-  return text.empty()
-             ? ""
-             : "<p class=\"note\">" + pictures::svg::escape(text) + "</p>\n";
-}
+std::string other_trainings_html(const Chosen& runs);
 
 // ---- Tables
 
-/// A unit for all numbers of a column: the largest unit in which the smallest positive value is at least 1.
-Unit seconds_unit(const std::vector<double>& values);
-Unit bytes_unit(const std::vector<double>& values);
+/// A unit for all numbers of a column: the largest in which the smallest positive
+/// value is at least 1. `choose` is pictures::seconds_unit or bytes_unit.
+Unit unit_of(Unit (*choose)(double), const Chosen& runs,
+             double (*value)(const ProgramRun& run));
 /// Three digits, or all before the point; a dash for negative values.
 std::string number_text(double value, const Unit& unit);
 
@@ -67,16 +62,7 @@ std::string legend_html(
     const std::vector<std::pair<std::string, std::string>>& classes,
     const std::string& word = "");
 
-/// The glossary of the page.
-std::string glossary_html();
-
 // ---- The first screen
-
-/// Step time against memory of a group's runs; empty for fewer than two points.
-/// Its title ranks the runs that train as one device does. `workload`: what they
-/// train, and where; empty where the text above says it.
-std::string scatter_html(const RunGroup& group, const Runs& runs,
-                         const std::string& workload);
 
 /// The first screen shows the scatter of one group, and a few of its timelines.
 struct FirstLook {
@@ -118,19 +104,10 @@ bool has_timeline(const ProgramRun& run);
 
 /// The timelines of some runs under each other, on one axis of time. `title`
 /// says what one sees.
-std::string timelines_html(const std::string& title,
-                           const std::vector<const ProgramRun*>& drawn,
+std::string timelines_html(const std::string& title, const Chosen& drawn,
                            const Runs& runs);
 
 /// Timeline, memory over time and bytes by link; empty without virtual time.
 std::string pictures_html(const ProgramRun& run, const Runs& runs);
-
-/// Draws the times of one device, the naive schedule and the best split size as
-/// bars with their deviations, and a curve over the split sizes: once in wall
-/// time and once in virtual time.
-std::string sweep_html(const Sweep& sweep);
-
-/// Predicted and counted, per rank; ranks with the same bill share rows.
-std::string bills_html(const ProgramRun& run, const Runs& runs);
 
 }  // namespace shardbook::table::internal
