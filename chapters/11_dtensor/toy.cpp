@@ -15,7 +15,6 @@
 
 #include "chapters/11_dtensor/parallelize.h"
 #include "chapters/common/toy.h"
-#include "comm/launch.h"
 #include "core/optim.h"
 
 using namespace shardbook;
@@ -90,11 +89,8 @@ bool compare(ProcessGroup& world, bool is_sequence) {
 }  // namespace
 
 int main() {
-  bool equal = true;
-  run_ranks(4, [&](ProcessGroup& world) {
+  return toy::run(4, [](ProcessGroup& world) {
     const bool pairwise = compare(world, /*is_sequence=*/false);
-    const bool sequence = compare(world, /*is_sequence=*/true);
-    if (world.rank() == 0) equal = pairwise && sequence;
+    return compare(world, /*is_sequence=*/true) && pairwise;
   });
-  return equal ? 0 : 1;
 }

@@ -4,7 +4,6 @@
 //   ./shardbook toy moe
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <string>
 #include <vector>
@@ -94,8 +93,7 @@ Tensors on_ranks() {
           fmt::format("loss of rank {} {:.6f}\n", ep.rank(), loss.item()),
           fmt::format("gradient of expert {} {:.6f}\n", ep.rank(),
                       scale.grad().item())}) {
-      const auto texts = ep.exchange(text);
-      if (ep.rank() == 0) fmt::print("{}", fmt::join(texts, ""));
+      toy::print_in_order(ep, text);
     }
     losses[moe::at(ep.rank())] = loss.detach();
     gradients[moe::at(ep.rank())] = scale.grad();
