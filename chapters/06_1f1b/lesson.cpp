@@ -95,9 +95,8 @@ inline lesson::Result train(ProcessGroup& pp) {
     stage.clear_grad();
     loss = lesson::sum_over(local, pp);
   }
-  lesson::Result result = lesson::count(pp, loss);
-  result.weights = lesson::collect(pp, stage.named_parameters());
-  return result;
+  return lesson::count(pp, loss).with(
+      lesson::collect(pp, stage.named_parameters()));
 }
 
 /// Sends the messages of GPipe in another order.
@@ -115,6 +114,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::pipeline
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::pipeline::this_lesson()); }
 #endif

@@ -18,8 +18,6 @@
 using namespace shardbook;
 using namespace shardbook::tensor_parallel;
 
-namespace {
-
 /// Row i of a matrix; blanks below its last row.
 std::string row_text(const Tensor& matrix, std::int64_t i) {
   if (i >= matrix.size(0)) return std::string(4 * matrix.size(1), ' ');
@@ -78,8 +76,6 @@ void print_groups(ProcessGroup& world, int v, int split_rank) {
     if (world.rank() == 0) fmt::print("  {:9}{}\n", name, text);
   }
 }
-
-}  // namespace
 
 int main() {
   const int status = toy::run(2, multiply);

@@ -15,8 +15,6 @@
 
 using namespace shardbook;
 
-namespace {
-
 /// Prints Y = X W for X = [1 2; 3 4] and W = [5 6; 7 8], a number per rank.
 void show_terms(ProcessGroup& world) {
   DeviceMesh mesh(world, summa::square(2));
@@ -44,8 +42,6 @@ bool multiply(ProcessGroup& world) {
   const Shards own = {{0, grid.col->rank(), 2}, {1, grid.row->rank(), 2}};
   return toy::run_mlp(world, summa::layers(grid), own);
 }
-
-}  // namespace
 
 int main() {
   return toy::run(4, [](ProcessGroup& world) {

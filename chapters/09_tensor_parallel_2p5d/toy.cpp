@@ -21,8 +21,6 @@
 
 using namespace shardbook;
 
-namespace {
-
 /// Returns whether the output in parts is that of one device.
 bool multiply(ProcessGroup& world) {
   // 1. Two squares of ranks, one above the other
@@ -77,8 +75,6 @@ bool add_over_depth(ProcessGroup& world) {
   return loss.item() == sum(matmul(whole_x, whole_w)).item() &&
          bitwise_equal(dw, take_part(matmul(whole_x, ones, true), block));
 }
-
-}  // namespace
 
 int main() {
   return toy::run(8, [](ProcessGroup& world) {

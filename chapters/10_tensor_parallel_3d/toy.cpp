@@ -19,8 +19,6 @@
 
 using namespace shardbook;
 
-namespace {
-
 /// Joins the parts of a group's ranks, one below the other.
 Tensor gathered(const Tensor& part, ProcessGroup& group) {
   const Tensor all = Tensor::empty({group.size() * part.size(0), part.size(1)},
@@ -71,8 +69,6 @@ bool multiply(ProcessGroup& world) {
     return with_layout(part, cube::Layout::kStraight);
   });
 }
-
-}  // namespace
 
 int main() {
   return toy::run(8, [](ProcessGroup& world) {

@@ -111,6 +111,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::dtensor
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::dtensor::this_lesson()); }
 #endif

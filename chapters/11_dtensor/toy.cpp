@@ -19,8 +19,6 @@
 
 using namespace shardbook;
 
-namespace {
-
 /// Linear 10 -> 32, ReLU, Linear 32 -> 5.
 toy::Net make_toy_model() {
   toy::Torch torch(0);
@@ -85,8 +83,6 @@ bool compare(ProcessGroup& world, bool is_sequence) {
   }
   return equal;
 }
-
-}  // namespace
 
 int main() {
   return toy::run(4, [](ProcessGroup& world) {

@@ -19,8 +19,6 @@
 using namespace shardbook;
 using namespace shardbook::sequence_parallel;
 
-namespace {
-
 constexpr int kRanks = 2;
 constexpr std::int64_t kTokens = 4;
 
@@ -67,8 +65,6 @@ Tensor ring(const Tensor& x, ProcessGroup& cp, std::string& text) {
   }
   return sums.out;
 }
-
-}  // namespace
 
 int main() {
   AttentionOptions options;

@@ -15,8 +15,6 @@
 
 using namespace shardbook;
 
-namespace {
-
 constexpr int kRanks = 2, kTokens = 4, kExperts = 2, kWidth = 2;
 
 /// The tokens of a rank.
@@ -117,7 +115,5 @@ Tensors on_one_device() {
   return {losses[0], losses[1], scales.grad().rows_view(0, 1),
           scales.grad().rows_view(1, 2)};
 }
-
-}  // namespace
 
 int main() { return toy::compare(on_ranks(), on_one_device()); }

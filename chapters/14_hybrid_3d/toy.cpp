@@ -18,8 +18,6 @@
 
 using namespace shardbook;
 
-namespace {
-
 /// Draws stages from top to bottom and replicas side by side. Ranks that share
 /// layers are joined by a plus.
 void draw(DeviceMesh& mesh) {
@@ -84,8 +82,6 @@ bool compare(const std::string& title, int ranks, int zero_stage) {
   });
   return difference < 1e-9;
 }
-
-}  // namespace
 
 int main() {
   const bool two = compare("DP x PP on 4 GPUs", 4, /*zero_stage=*/0);
