@@ -75,31 +75,20 @@ void Net::members(MemberVisitor& visit) {
   for (auto& [name, layer] : layers_) visit.module(name, *layer);
 }
 
-class NetLayers : public LayerList {
- public:
-  explicit NetLayers(const Net& net) : net_(net) {}
-  int size() const override { return static_cast<int>(net_.layers_.size()); }
-  std::string name(int i) const override {
-    return net_.layers_[static_cast<std::size_t>(i)].first;
-  }
-  std::unique_ptr<Module> make(int i, const InitOptions& init) const override {
-    auto one = std::make_unique<Net>();
-    one->layers_ = {net_.layers_[static_cast<std::size_t>(i)]};
-    one->replace_tensors([&](const std::string&, const Tensor& value) {
-      const Tensor copy =
-          Tensor::empty(value.shape(), {value.dtype(), init.device});
-      if (!copy.is_meta()) copy.copy_from(value);
-      return copy.set_requires_grad();
-    });
-    return one;
-  }
+std::string Net::name(int i) const {
+  return layers_[static_cast<std::size_t>(i)].first;
+}
 
- private:
-  Net net_;
-};
-
-std::unique_ptr<LayerList> Net::layers() const {
-  return std::make_unique<NetLayers>(*this);
+std::unique_ptr<Module> Net::make(int i, const InitOptions& init) const {
+  auto one = std::make_unique<Net>();
+  one->layers_ = {layers_[static_cast<std::size_t>(i)]};
+  one->replace_tensors([&](const std::string&, const Tensor& value) {
+    const Tensor copy =
+        Tensor::empty(value.shape(), {value.dtype(), init.device});
+    if (!copy.is_meta()) copy.copy_from(value);
+    return copy.set_requires_grad();
+  });
+  return one;
 }
 
 int run(int ranks, const std::function<bool(ProcessGroup& world)>& body) {
@@ -159,8 +148,8 @@ PipelineRun run_pipeline(const Net& net, const Tensor& rows,
   std::vector<NamedTensor> by_rank[2];
   run.most_sets.resize(2);
   run_ranks(2, [&](ProcessGroup& world) {
-    PipelineModel model(Options(), net.layers(), one_stage_per_rank({0, 1, 2}),
-                        world);
+    PipelineModel model(Options(), std::make_shared<Net>(net),
+                        one_stage_per_rank({0, 1, 2}), world);
     Rows feed(rows, schedule.num_micro_batches);
     pipeline::Engine engine(schedule, model, world, feed, nullptr, options);
     engine.run();

@@ -46,8 +46,8 @@ class Torch {
   std::mt19937 bits_;
 };
 
-/// Named layers, one after another.
-class Net : public ModuleOf<Net> {
+/// Named layers, one after another; as a list for pipelines, with these values.
+class Net : public ModuleOf<Net>, public LayerList {
  public:
   template <typename M>
   void add(const std::string& name, M layer) {
@@ -56,11 +56,11 @@ class Net : public ModuleOf<Net> {
   Module& operator[](std::size_t i) { return *layers_[i].second; }
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
-  /// The same as a list that pipelines cut, with these layers' values.
-  std::unique_ptr<LayerList> layers() const;
+  int size() const override { return static_cast<int>(layers_.size()); }
+  std::string name(int i) const override;
+  std::unique_ptr<Module> make(int i, const InitOptions& init) const override;
 
  private:
-  friend class NetLayers;
   std::vector<std::pair<std::string, AnyModule>> layers_;
 };
 
