@@ -27,11 +27,6 @@
 #include "comm/ledger.h"
 #include "core/tensor.h"
 
-// A cell that includes a chapter's lesson.cpp behind this header gets no main.
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
-#define SHARDBOOK_LESSON_WITHOUT_MAIN
-#endif
-
 /// The name that xeus uses for it.
 namespace nl = nlohmann;
 

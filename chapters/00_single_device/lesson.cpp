@@ -42,9 +42,7 @@ inline lesson::Result train(ProcessGroup& world) {
     optimizer->step();
     model.clear_grad();
   }
-  lesson::Result result = lesson::count(world, loss);
-  result.weights = model.named_parameters();
-  return result;
+  return lesson::count(world, loss).with(model.named_parameters());
 }
 
 /// One device sends nothing.
@@ -54,6 +52,6 @@ inline lesson::Lesson this_lesson() { return {/*ranks=*/{1}, train, bill}; }
 
 }  // namespace shardbook::single_device
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::single_device::this_lesson()); }
 #endif

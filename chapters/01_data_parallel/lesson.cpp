@@ -94,6 +94,6 @@ inline lesson::Lesson this_lesson(int devices = 4) {
 
 }  // namespace shardbook::data_parallel
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::data_parallel::this_lesson()); }
 #endif

@@ -39,9 +39,7 @@ inline lesson::Result train(ProcessGroup& dp) {
     model.clear_grad();
     loss = lesson::mean_over(mean, dp);
   }
-  lesson::Result result = lesson::count(dp, loss);
-  result.weights = model.named_parameters();
-  return result;
+  return lesson::count(dp, loss).with(model.named_parameters());
 }
 
 /// Ten steps send an all-reduce of every gradient, and of the loss.
@@ -54,6 +52,6 @@ inline lesson::Lesson this_lesson() { return {/*ranks=*/{4, 2}, train, bill}; }
 
 }  // namespace shardbook::ddp
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::ddp::this_lesson()); }
 #endif

@@ -115,6 +115,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::zero_fsdp
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::zero_fsdp::this_lesson()); }
 #endif

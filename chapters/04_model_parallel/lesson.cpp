@@ -98,6 +98,6 @@ inline lesson::Lesson this_lesson(int splits = 3) {
 
 }  // namespace shardbook::model_parallel
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::model_parallel::this_lesson()); }
 #endif

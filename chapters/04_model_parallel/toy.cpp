@@ -55,10 +55,9 @@ int main() {
   net.add("net1", torch.linear("net1", 10, 10));
   net.add("relu", Relu());
   net.add("net2", torch.linear("net2", 10, 5));
-  const auto layers = net.layers();
   // 2. One device after the other; or splits of six rows, on both at a time
-  ModelParallel naive(*layers, /*cut=*/2, devices, {});
-  PipelineParallel pipelined(*layers, 2, devices, {}, /*split_size=*/6);
+  ModelParallel naive(net, /*cut=*/2, devices, {});
+  PipelineParallel pipelined(net, 2, devices, {}, /*split_size=*/6);
   for (const auto& [name, parameter] : naive.named_parameters()) {
     fmt::print("{} {} on {}\n", name, shape_text(parameter.shape()),
                parameter.device().name());

@@ -92,9 +92,8 @@ inline lesson::Result train(ProcessGroup& pp) {
     stage.clear_grad();
     loss = lesson::sum_over(local, pp);
   }
-  lesson::Result result = lesson::count(pp, loss);
-  result.weights = lesson::collect(pp, stage.named_parameters());
-  return result;
+  return lesson::count(pp, loss).with(
+      lesson::collect(pp, stage.named_parameters()));
 }
 
 /// Ten steps send an activation or a gradient over each cut per micro-batch,
@@ -113,6 +112,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::gpipe
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::gpipe::this_lesson()); }
 #endif

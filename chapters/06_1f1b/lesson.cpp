@@ -4,13 +4,12 @@
 //   ./shardbook lesson 1f1b
 // Needed: 05_gpipe. Next: 07_tensor_parallel.
 
-#include "chapters/common/lesson.h"
-#include "chapters/common/pipeline/partition.h"
-#include "chapters/common/pipeline/stages.h"
+#include "chapters/05_gpipe/lesson.cpp"
 
 namespace shardbook::pipeline {
 
-constexpr int kMicroBatches = 6;
+// The same stages, micro-batches and messages as GPipe's, in another order
+using gpipe::bill, gpipe::kMicroBatches, gpipe::sum_tied;
 
 // tick   stage 0   stage 1   stage 2      (F b forward, B b backward)
 //  0      F 0
@@ -68,14 +67,6 @@ inline Tensor run_stages(Module& stage, const Batch& batch, ProcessGroup& pp,
 }
 // --- end
 
-// The first and the last stage share the embedding, as in GPipe.
-inline void sum_tied(Module& stage, ProcessGroup* ends) {
-  for (const auto& [name, parameter] : stage.named_parameters()) {
-    if (ends == nullptr || name != "transformer.wte.weight") continue;
-    ends->all_reduce(parameter.grad(), ReduceOp::kSum, "tied").wait();
-  }
-}
-
 inline lesson::Result train(ProcessGroup& pp) {
   // 1. This rank's layers, with the weights that they have in the whole model
   const auto layers = layers_of(lesson::config());
@@ -95,18 +86,8 @@ inline lesson::Result train(ProcessGroup& pp) {
     stage.clear_grad();
     loss = lesson::sum_over(local, pp);
   }
-  lesson::Result result = lesson::count(pp, loss);
-  result.weights = lesson::collect(pp, stage.named_parameters());
-  return result;
-}
-
-/// Sends the messages of GPipe in another order.
-inline double bill(int rank, int p) {
-  const double h = lesson::config().n_embd, v = lesson::config().vocab_size;
-  const double sent = ((rank > 0) + (rank + 1 < p)) * lesson::num_tokens() * h;
-  const bool is_end = p > 1 && (rank == 0 || rank + 1 == p);
-  const double tied = is_end * v * h;
-  return lesson::kSteps * (sent + tied + 2.0 * (p - 1) / p) * 8;
+  return lesson::count(pp, loss).with(
+      lesson::collect(pp, stage.named_parameters()));
 }
 
 inline lesson::Lesson this_lesson() {
@@ -115,6 +96,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::pipeline
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::pipeline::this_lesson()); }
 #endif

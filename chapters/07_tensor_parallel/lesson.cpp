@@ -92,6 +92,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::tensor_parallel
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::tensor_parallel::this_lesson()); }
 #endif

@@ -12,12 +12,11 @@
 
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/07_tensor_parallel/parallel_state.h"
+#include "chapters/common/toy.h"
 #include "comm/launch.h"
 
 using namespace shardbook;
 using namespace shardbook::tensor_parallel;
-
-namespace {
 
 /// Row i of a matrix; blanks below its last row.
 std::string row_text(const Tensor& matrix, std::int64_t i) {
@@ -35,10 +34,10 @@ void draw(const char* title, const Tensor& x, const Tensor& a, const Tensor& y,
                         row_text(x, i), i == 0 ? "  x" : "   ", row_text(a, i),
                         i == 0 ? "  =" : "   ", row_text(matmul(x, a), i));
   }
-  const std::vector<std::string> texts = tp.exchange(text);
+  if (tp.rank() == 0) fmt::print("{}\n", title);
+  toy::print_in_order(tp, text);
   if (tp.rank() == 0) {
-    fmt::print("{}\n{}  X A   {}\n        {}\n", title, fmt::join(texts, ""),
-               row_text(y, 0), row_text(y, 1));
+    fmt::print("  X A   {}\n        {}\n", row_text(y, 0), row_text(y, 1));
   }
 }
 
@@ -73,27 +72,17 @@ void print_groups(ProcessGroup& world, int v, int split_rank) {
                split_rank, world.size());
   }
   for (const auto& [name, group] : groups) {
-    const bool is_first = group != nullptr && group->rank() == 0;
-    const auto texts = world.exchange(
-        is_first ? fmt::format(" [{}]", fmt::join(group->ranks(), " ")) : "");
-    if (world.rank() == 0) {
-      fmt::print("  {:9}{}\n", name, fmt::join(texts, ""));
-    }
+    const std::string text = toy::groups_text(world, group);
+    if (world.rank() == 0) fmt::print("  {:9}{}\n", name, text);
   }
 }
 
-}  // namespace
-
 int main() {
-  bool equal = true;
-  run_ranks(2, [&](ProcessGroup& tp) {
-    const bool is_equal = multiply(tp);
-    if (tp.rank() == 0) equal = is_equal;
-  });
+  const int status = toy::run(2, multiply);
   // 3. A model without, and one with an encoder
   run_ranks(16, [](ProcessGroup& world) {
     print_groups(world, /*v=*/1, /*split_rank=*/-1);
     print_groups(world, /*v=*/2, /*split_rank=*/2);
   });
-  return equal ? 0 : 1;
+  return status;
 }

@@ -112,6 +112,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::summa
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::summa::this_lesson()); }
 #endif

@@ -12,11 +12,8 @@
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/08_tensor_parallel_2d/summa_layers.h"
 #include "chapters/common/toy.h"
-#include "comm/launch.h"
 
 using namespace shardbook;
-
-namespace {
 
 /// Prints Y = X W for X = [1 2; 3 4] and W = [5 6; 7 8], a number per rank.
 void show_terms(ProcessGroup& world) {
@@ -32,10 +29,7 @@ void show_terms(ProcessGroup& world) {
     line += fmt::format(" {} x {} {}", x_k.item(), w_k.item(), "+="[k]);
   }
   line += fmt::format(" {}\n", summa::multiply_ab(x, w, grid).item());
-  for (int turn = 0; turn < world.size(); ++turn) {
-    if (turn == world.rank()) fmt::print("{}", line);
-    world.barrier();
-  }
+  toy::print_in_order(world, line);
 }
 
 /// Returns whether the output in parts is that of one device.
@@ -49,14 +43,9 @@ bool multiply(ProcessGroup& world) {
   return toy::run_mlp(world, summa::layers(grid), own);
 }
 
-}  // namespace
-
 int main() {
-  bool equal = true;
-  run_ranks(4, [&](ProcessGroup& world) {
+  return toy::run(4, [](ProcessGroup& world) {
     show_terms(world);
-    const bool is_equal = multiply(world);
-    if (world.rank() == 0) equal = is_equal;
+    return multiply(world);
   });
-  return equal ? 0 : 1;
 }

@@ -4,8 +4,7 @@
 //   ./shardbook lesson 2p5d
 // Needed: 08_tensor_parallel_2d. Next: 10_tensor_parallel_3d.
 
-#include "chapters/common/lesson.h"
-#include "comm/device_mesh.h"
+#include "chapters/08_tensor_parallel_2d/lesson.cpp"
 
 namespace shardbook::tesseract {
 
@@ -13,46 +12,17 @@ namespace shardbook::tesseract {
 // rows of A of its own, so dB is summed over the depth.
 inline int side(int ranks) { return ranks >= 4 ? 2 : 1; }
 
-/// Sends the block of the group's rank `root` to the whole group.
-inline Tensor broadcast(const Tensor& block, int root, ProcessGroup& group) {
-  const Tensor copy = block.detach().clone();
-  group.broadcast(copy, root).wait();
-  return copy;
-}
-
-/// Sets `sum` to the sum of the group's terms on rank `root`.
-inline void reduce(Tensor term, int root, ProcessGroup& group, Tensor& sum) {
-  group.reduce(term, root).wait();
-  if (group.rank() == root) sum = term;
-}
-
 // --- the strategy
-/// C = A B, with a block of each matrix per rank (i, j): in step l, A's block
-/// (i, l) goes along the rows of ranks and B's block (l, j) along the columns.
-inline Tensor summa(const Tensor& a, const Tensor& b, DeviceMesh& mesh) {
-  ProcessGroup &row = mesh.group("col"), &column = mesh.group("row");
-  const int q = row.size();
-  const auto forward = [&, q](const Tensors& in) {
-    Tensor c;
-    for (int l = 0; l < q; ++l) {
-      const Tensor term =
-          matmul(broadcast(in[0], l, row), broadcast(in[1], l, column));
-      c = l == 0 ? term : add(c, term);
-    }
-    return Tensors{c};
+/// C = A B in every layer of ranks: SUMMA, for rows of A that are its own.
+inline Tensor tesseract(const Tensor& a, const Tensor& b, DeviceMesh& mesh) {
+  const auto same = [](const Tensors& in) { return Tensors{in[0].clone()}; };
+  // Every layer of ranks has the same weights and its own samples
+  const auto add_up = [&mesh](const Tensors& grad) {
+    mesh.group("depth").all_reduce(grad[0]).wait();
+    return grad;
   };
-  // Each gradient is a product as well: its terms are summed where its block is
-  const auto backward = [&, q, a, b](const Tensors& grad) {
-    Tensor da, db;
-    for (int l = 0; l < q; ++l) {
-      reduce(matmul(grad[0], broadcast(b, l, column), false, true), l, row, da);
-      reduce(matmul(broadcast(a, l, row), grad[0], true), l, column, db);
-    }
-    // Every layer of ranks has the same weights and its own samples
-    mesh.group("depth").all_reduce(db).wait();
-    return Tensors{da, db};
-  };
-  return autograd::custom_function("summa", {a, b}, forward, backward)[0];
+  return summa::summa(
+      a, autograd::custom_function("layers", {b}, same, add_up)[0], mesh);
 }
 // --- end
 
@@ -69,7 +39,7 @@ inline lesson::Result train(ProcessGroup& world) {
   const auto optimizer = lesson::sgd(lesson::values_of(p));
   const auto layer = [&](const Tensor& x, const std::string& name) {
     const Tensor bias = lesson::columns_of(p[name + ".bias"], j, q);
-    return add(summa(x, p[name + ".weight"], mesh), bias);
+    return add(tesseract(x, p[name + ".weight"], mesh), bias);
   };
   double loss = 0;
   for (int step = 0; step < lesson::kSteps; ++step) {
@@ -115,6 +85,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::tesseract
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::tesseract::this_lesson()); }
 #endif

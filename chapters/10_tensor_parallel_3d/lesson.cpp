@@ -115,6 +115,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::cube
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::cube::this_lesson()); }
 #endif

@@ -16,11 +16,8 @@
 
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/common/toy.h"
-#include "comm/launch.h"
 
 using namespace shardbook;
-
-namespace {
 
 /// Joins the parts of a group's ranks, one below the other.
 Tensor gathered(const Tensor& part, ProcessGroup& group) {
@@ -50,13 +47,10 @@ void multiply_numbers(ProcessGroup& world) {
     const double* values = part.data<double>();
     return fmt::format("[{:3.0f} {:3.0f}]", values[0], values[1]);
   };
-  const std::string line = fmt::format(
-      "rank {} ({}, {}, {})  X {}  W {}  Y {}  sum {:.0f}", world.rank(), at.i,
-      at.j, at.k, text(x), text(w), text(y), sum(y).item());
-  for (int rank = 0; rank < world.size(); ++rank) {
-    if (rank == world.rank()) fmt::print("{}\n", line);
-    world.barrier();
-  }
+  toy::print_in_order(
+      world, fmt::format("rank {} ({}, {}, {})  X {}  W {}  Y {}  sum {:.0f}\n",
+                         world.rank(), at.i, at.j, at.k, text(x), text(w),
+                         text(y), sum(y).item()));
 }
 
 /// Returns whether the output in parts is that of one device.
@@ -76,14 +70,9 @@ bool multiply(ProcessGroup& world) {
   });
 }
 
-}  // namespace
-
 int main() {
-  bool equal = true;
-  run_ranks(8, [&](ProcessGroup& world) {
+  return toy::run(8, [](ProcessGroup& world) {
     multiply_numbers(world);
-    const bool is_equal = multiply(world);
-    if (world.rank() == 0) equal = is_equal;
+    return multiply(world);
   });
-  return equal ? 0 : 1;
 }

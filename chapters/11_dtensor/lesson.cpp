@@ -4,7 +4,7 @@
 //   ./shardbook lesson dtensor
 // Needed: 03_zero_fsdp, 07_tensor_parallel. Next: 12_sequence_parallel.
 
-#include "chapters/common/lesson.h"
+#include "chapters/07_tensor_parallel/lesson.cpp"
 
 namespace shardbook::dtensor {
 
@@ -98,19 +98,14 @@ inline lesson::Result train(ProcessGroup& mesh) {
   return lesson::finish(mesh, loss, p, part);
 }
 
-/// Ten steps send an all-reduce of [n, S, h] forward and one backward.
-inline double bill(int /*rank*/, int t) {
-  const double elements =
-      lesson::num_tokens() * lesson::config(lesson::mlp()).n_embd;
-  return lesson::kSteps * 2 * (2.0 * (t - 1) / t) * elements * 8;
-}
-
+/// The messages are those of column and row parallelism.
 inline lesson::Lesson this_lesson() {
-  return {/*ranks=*/{4, 2}, train, bill, lesson::mlp_on_one_device};
+  return {/*ranks=*/{4, 2}, train, tensor_parallel::bill,
+          lesson::mlp_on_one_device};
 }
 
 }  // namespace shardbook::dtensor
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::dtensor::this_lesson()); }
 #endif

@@ -15,12 +15,9 @@
 
 #include "chapters/11_dtensor/parallelize.h"
 #include "chapters/common/toy.h"
-#include "comm/launch.h"
 #include "core/optim.h"
 
 using namespace shardbook;
-
-namespace {
 
 /// Linear 10 -> 32, ReLU, Linear 32 -> 5.
 toy::Net make_toy_model() {
@@ -87,14 +84,9 @@ bool compare(ProcessGroup& world, bool is_sequence) {
   return equal;
 }
 
-}  // namespace
-
 int main() {
-  bool equal = true;
-  run_ranks(4, [&](ProcessGroup& world) {
+  return toy::run(4, [](ProcessGroup& world) {
     const bool pairwise = compare(world, /*is_sequence=*/false);
-    const bool sequence = compare(world, /*is_sequence=*/true);
-    if (world.rank() == 0) equal = pairwise && sequence;
+    return compare(world, /*is_sequence=*/true) && pairwise;
   });
-  return equal ? 0 : 1;
 }

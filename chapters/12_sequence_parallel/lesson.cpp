@@ -92,9 +92,7 @@ inline lesson::Result train(ProcessGroup& cp) {
     model.clear_grad();
     loss = lesson::mean_over(mean, cp);
   }
-  lesson::Result result = lesson::count(cp, loss);
-  result.weights = model.named_parameters();
-  return result;
+  return lesson::count(cp, loss).with(model.named_parameters());
 }
 
 /// Ten steps: keys and values travel c - 1 times per block, forward and back;
@@ -113,6 +111,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::sequence_parallel
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::sequence_parallel::this_lesson()); }
 #endif

@@ -12,14 +12,12 @@
 
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/12_sequence_parallel/sequence_layout.h"
-#include "comm/launch.h"
+#include "chapters/common/toy.h"
 #include "core/attention_block.h"
 #include "core/ops.h"
 
 using namespace shardbook;
 using namespace shardbook::sequence_parallel;
-
-namespace {
 
 constexpr int kRanks = 2;
 constexpr std::int64_t kTokens = 4;
@@ -68,8 +66,6 @@ Tensor ring(const Tensor& x, ProcessGroup& cp, std::string& text) {
   return sums.out;
 }
 
-}  // namespace
-
 int main() {
   AttentionOptions options;
   options.heads = 1;
@@ -77,8 +73,7 @@ int main() {
   const Tensor x = all_tokens();
   const Tensor whole = attention(x, x, x, options);
   fmt::print("one device: outputs {}\n", numbers(whole));
-  bool equal = true;
-  run_ranks(kRanks, [&](ProcessGroup& cp) {
+  return toy::run(kRanks, [&](ProcessGroup& cp) {
     const auto own = [&](const Tensor& of_all) {
       return cut_sequence(of_all, 1, Layout::kContiguous, cp.rank(), cp.size());
     };
@@ -87,12 +82,7 @@ int main() {
     text += fmt::format("loss of rank {} {:.6f}\n", cp.rank(),
                         mean(mul(y, y)).item());
     const bool is_equal = max_abs_difference(y, own(whole)) < 1e-12;
-    const auto texts = cp.exchange(text + (is_equal ? "" : "not equal\n"));
-    if (cp.rank() > 0) return;
-    for (const std::string& each : texts) {
-      fmt::print("{}", each);
-      equal &= each.find("not equal") == std::string::npos;
-    }
+    toy::print_in_order(cp, text + (is_equal ? "" : "not equal\n"));
+    return is_equal;
   });
-  return equal ? 0 : 1;
 }

@@ -92,12 +92,11 @@ inline lesson::Result train(ProcessGroup& dp) {
     model.clear_grad();
     loss = lesson::mean_over(mean, dp);
   }
-  lesson::Result result = lesson::count(dp, loss);
   const auto layout = [&](const std::string& name, int r) {
     return expert_layout(name, r, dp.size(), 0, 1);
   };
-  result.weights = lesson::join(model.named_parameters(), layout, dp);
-  return result;
+  return lesson::count(dp, loss).with(
+      lesson::join(model.named_parameters(), layout, dp));
 }
 
 /// Ten steps send four all-to-alls per block, of n slots, and the sums of DDP.
@@ -115,6 +114,6 @@ inline lesson::Lesson this_lesson() {
 
 }  // namespace shardbook::moe
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::moe::this_lesson()); }
 #endif

@@ -4,7 +4,6 @@
 //   ./shardbook toy moe
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <string>
 #include <vector>
@@ -15,8 +14,6 @@
 #include "core/ops.h"
 
 using namespace shardbook;
-
-namespace {
 
 constexpr int kRanks = 2, kTokens = 4, kExperts = 2, kWidth = 2;
 
@@ -94,8 +91,7 @@ Tensors on_ranks() {
           fmt::format("loss of rank {} {:.6f}\n", ep.rank(), loss.item()),
           fmt::format("gradient of expert {} {:.6f}\n", ep.rank(),
                       scale.grad().item())}) {
-      const auto texts = ep.exchange(text);
-      if (ep.rank() == 0) fmt::print("{}", fmt::join(texts, ""));
+      toy::print_in_order(ep, text);
     }
     losses[moe::at(ep.rank())] = loss.detach();
     gradients[moe::at(ep.rank())] = scale.grad();
@@ -119,7 +115,5 @@ Tensors on_one_device() {
   return {losses[0], losses[1], scales.grad().rows_view(0, 1),
           scales.grad().rows_view(1, 2)};
 }
-
-}  // namespace
 
 int main() { return toy::compare(on_ranks(), on_one_device()); }

@@ -5,11 +5,8 @@
 //   ./shardbook lesson hybrid_3d
 // Needed: 03_zero_fsdp, 06_1f1b, 07_tensor_parallel. Next: 15_engine.
 
-#pragma push_macro("SHARDBOOK_LESSON_WITHOUT_MAIN")
-#define SHARDBOOK_LESSON_WITHOUT_MAIN
 #include "chapters/02_ddp/lesson.cpp"
 #include "chapters/06_1f1b/lesson.cpp"
-#pragma pop_macro("SHARDBOOK_LESSON_WITHOUT_MAIN")
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "comm/device_mesh.h"
 
@@ -56,13 +53,12 @@ inline lesson::Result train(ProcessGroup& world) {
     // 4. The loss: the last stage has it, on each rank of tp; a mean over dp
     loss = lesson::mean_over(scale(local, n), mesh.group("pp-dp"));
   }
-  lesson::Result result = lesson::count(world, loss);
   const auto layout = [n](const std::string& name, int r) {
     return tensor_parallel::layout(lesson::config(), name, r, n);
   };
-  result.weights = lesson::collect(
-      world, lesson::join(stage.named_parameters(), layout, tp));
-  return result;
+  return lesson::count(world, loss)
+      .with(lesson::collect(
+          world, lesson::join(stage.named_parameters(), layout, tp)));
 }
 
 /// Counts ten steps on 2 x 2 x 2 ranks, where an all-reduce of n elements sends
@@ -87,6 +83,6 @@ inline lesson::Lesson this_lesson() { return {/*ranks=*/{8}, train, bill}; }
 
 }  // namespace shardbook::hybrid
 
-#ifndef SHARDBOOK_LESSON_WITHOUT_MAIN
+#if __INCLUDE_LEVEL__ == 0
 int main() { return compare(shardbook::hybrid::this_lesson()); }
 #endif

@@ -13,11 +13,10 @@
 #include "chapters/07_tensor_parallel/parallel_state.h"
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/lesson.h"
+#include "chapters/common/toy.h"
 #include "comm/launch.h"
 
 using namespace shardbook;
-
-namespace {
 
 /// Draws stages from top to bottom and replicas side by side. Ranks that share
 /// layers are joined by a plus.
@@ -30,15 +29,11 @@ void draw(DeviceMesh& mesh) {
     text = replica == 0 ? fmt::format("  stage {}  {:10}", stage, gpus)
                         : gpus + "\n";
   }
-  const auto cells = mesh.world().exchange(text);
-  if (mesh.world().rank() == 0) fmt::print("{}", fmt::join(cells, ""));
+  toy::print_in_order(mesh.world(), text);
   for (const std::string axis : {"dp", "pp", "tp"}) {
-    const std::vector<int>& ranks = mesh.group(axis).ranks();
-    const auto groups = mesh.world().exchange(
-        mesh.coordinate(axis) == 0 ? fmt::format(" [{}]", fmt::join(ranks, " "))
-                                   : "");
-    if (mesh.world().rank() == 0 && ranks.size() > 1) {
-      fmt::print("  {} groups {}\n", axis, fmt::join(groups, ""));
+    const std::string text = toy::groups_text(mesh.world(), &mesh.group(axis));
+    if (mesh.world().rank() == 0 && mesh.size(axis) > 1) {
+      fmt::print("  {} groups {}\n", axis, text);
     }
   }
 }
@@ -87,8 +82,6 @@ bool compare(const std::string& title, int ranks, int zero_stage) {
   });
   return difference < 1e-9;
 }
-
-}  // namespace
 
 int main() {
   const bool two = compare("DP x PP on 4 GPUs", 4, /*zero_stage=*/0);

@@ -19,8 +19,6 @@
 
 using namespace shardbook;
 
-namespace {
-
 const char* const kConfig = R"({
   "train_batch_size": 16,
   "gradient_accumulation_steps": 1,
@@ -76,8 +74,6 @@ std::vector<double> train(ProcessGroup& world) {
   }
   return losses;
 }
-
-}  // namespace
 
 int main() {
   // 5. The same with all of it on one device

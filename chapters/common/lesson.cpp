@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
+#include <limits>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -199,37 +199,19 @@ Result count(ProcessGroup& world, double loss) {
 
 std::vector<NamedTensor> collect(ProcessGroup& world,
                                  const std::vector<NamedTensor>& own) {
-  // Rank 0 must know names and shapes: "name 2 3 4" per line
-  std::string text;
-  for (const NamedTensor& each : own) {
-    text += each.name;
-    for (const std::int64_t size : each.tensor.shape()) {
-      text += " " + std::to_string(size);
-    }
-    text += "\n";
-  }
-  const std::vector<std::string> texts = world.exchange(text);
-  if (world.rank() != 0) {
-    for (const NamedTensor& each : own) world.send(each.tensor, 0).wait();
-    return {};
-  }
-  Parts all;
-  for (const NamedTensor& each : own) all[each.name] = each.tensor;
-  for (int r = 1; r < world.size(); ++r) {
-    std::istringstream lines(texts[static_cast<std::size_t>(r)]);
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      std::string name;
-      words >> name;
-      Shape shape;
-      for (std::int64_t size = 0; words >> size;) shape.push_back(size);
-      const Tensor tensor = Tensor::empty(shape, {DType::kF64, {}});
-      world.recv(tensor, r).wait();
-      all.emplace(name, tensor);
-    }
-  }
+  Parts parts;
+  for (const NamedTensor& each : own) parts[each.name] = each.tensor;
+  const auto whole = make_model(config(), no_values());
   std::vector<NamedTensor> result;
-  for (const auto& [name, tensor] : all) result.push_back({name, tensor});
+  for (const auto& [name, empty] : whole->named_parameters()) {
+    // A rank without the tensor gives less than every other
+    constexpr double kLess = -std::numeric_limits<double>::infinity();
+    const Tensor largest =
+        Tensor::full(empty.shape(), kLess, {DType::kF64, Device()});
+    if (parts.count(name) != 0) largest.copy_from(parts[name].detach());
+    world.all_reduce(largest, ReduceOp::kMax).wait();
+    result.push_back({name, largest});
+  }
   return result;
 }
 

@@ -6,6 +6,8 @@
 //   lesson::Result train(ProcessGroup& dp);    // trains one rank
 //   double bill(int rank, int ranks);          // the bytes that it sends
 //   int main() { return lesson::compare({/*ranks=*/{4, 2}, train, bill}); }
+//
+// A lesson that another file includes has no main.
 
 #include <cstdint>
 #include <functional>
@@ -94,11 +96,14 @@ void sum_whole(const Parts& parts, ProcessGroup& world,
 struct Result {
   double loss = 0, bytes = 0, peak_bytes = 0;
   std::vector<NamedTensor> weights = {};
+  Result with(std::vector<NamedTensor> all) const {
+    return {loss, bytes, peak_bytes, std::move(all)};
+  }
 };
 /// Reads this rank's ledger and memory. Messages after it do not count: they
-/// gather the weights.
+/// gather the weights, as in count(pp, loss).with(collect(pp, own)).
 Result count(ProcessGroup& world, double loss);
-/// Brings the named tensors of all ranks to rank 0, each once.
+/// Joins the parameters of gpt() that the ranks have whole, on all ranks.
 std::vector<NamedTensor> collect(ProcessGroup& world,
                                  const std::vector<NamedTensor>& own);
 /// Joins the parts of each tensor on rank 0.

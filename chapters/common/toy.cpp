@@ -1,10 +1,14 @@
 #include "chapters/common/toy.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
+#include "chapters/common/run/options.h"
+#include "comm/launch.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
@@ -71,31 +75,93 @@ void Net::members(MemberVisitor& visit) {
   for (auto& [name, layer] : layers_) visit.module(name, *layer);
 }
 
-class NetLayers : public LayerList {
- public:
-  explicit NetLayers(const Net& net) : net_(net) {}
-  int size() const override { return static_cast<int>(net_.layers_.size()); }
-  std::string name(int i) const override {
-    return net_.layers_[static_cast<std::size_t>(i)].first;
-  }
-  std::unique_ptr<Module> make(int i, const InitOptions& init) const override {
-    auto one = std::make_unique<Net>();
-    one->layers_ = {net_.layers_[static_cast<std::size_t>(i)]};
-    one->replace_tensors([&](const std::string&, const Tensor& value) {
-      const Tensor copy =
-          Tensor::empty(value.shape(), {value.dtype(), init.device});
-      if (!copy.is_meta()) copy.copy_from(value);
-      return copy.set_requires_grad();
-    });
-    return one;
-  }
+std::string Net::name(int i) const {
+  return layers_[static_cast<std::size_t>(i)].first;
+}
 
- private:
-  Net net_;
+std::unique_ptr<Module> Net::make(int i, const InitOptions& init) const {
+  auto one = std::make_unique<Net>();
+  one->layers_ = {layers_[static_cast<std::size_t>(i)]};
+  one->replace_tensors([&](const std::string&, const Tensor& value) {
+    const Tensor copy =
+        Tensor::empty(value.shape(), {value.dtype(), init.device});
+    if (!copy.is_meta()) copy.copy_from(value);
+    return copy.set_requires_grad();
+  });
+  return one;
+}
+
+int run(int ranks, const std::function<bool(ProcessGroup& world)>& body) {
+  std::atomic<bool> holds = true;
+  run_ranks(ranks, [&](ProcessGroup& world) {
+    if (!body(world)) holds = false;
+  });
+  return holds ? 0 : 1;
+}
+
+void print_in_order(ProcessGroup& world, const std::string& text) {
+  const std::vector<std::string> texts = world.exchange(text);
+  if (world.rank() == 0) fmt::print("{}", fmt::join(texts, ""));
+}
+
+std::string groups_text(ProcessGroup& world, const ProcessGroup* own) {
+  const bool is_first = own != nullptr && own->rank() == 0;
+  return fmt::to_string(fmt::join(
+      world.exchange(
+          is_first ? fmt::format(" [{}]", fmt::join(own->ranks(), " ")) : ""),
+      ""));
+}
+
+namespace {
+
+/// Micro-batch b of m is the b-th m-th of the rows.
+struct Rows : pipeline::Feed {
+  Rows(const Tensor& all, int m) : all(all), n(all.size(0) / m), outputs(m) {}
+  pipeline::Piece piece(int b) const override {
+    return {0, {b * n, 1}, n, 1.0 / static_cast<double>(outputs.size())};
+  }
+  Tensors inputs(int b) override {
+    const Tensor piece =
+        Tensor::empty({n, all.size(1)});  // on this rank's device
+    piece.copy_from(all.rows_view(b * n, (b + 1) * n));
+    return {piece};
+  }
+  Tensor loss(int b, const Tensors& out) override {
+    outputs[static_cast<std::size_t>(b)] = out[0].detach().clone();
+    return mean(square(out[0]));
+  }
+  Tensors example(std::int64_t rows) const override {
+    return {Tensor::empty({rows, all.size(1)}, {DType::kF32, Device::meta()})};
+  }
+  DType dtype() const override { return DType::kF32; }
+  Tensor all;
+  std::int64_t n;
+  Tensors outputs;
 };
 
-std::unique_ptr<LayerList> Net::layers() const {
-  return std::make_unique<NetLayers>(*this);
+}  // namespace
+
+PipelineRun run_pipeline(const Net& net, const Tensor& rows,
+                         const pipeline::Schedule& schedule,
+                         const pipeline::EngineOptions& options) {
+  PipelineRun run;
+  std::vector<NamedTensor> by_rank[2];
+  run.most_sets.resize(2);
+  run_ranks(2, [&](ProcessGroup& world) {
+    PipelineModel model(Options(), std::make_shared<Net>(net),
+                        one_stage_per_rank({0, 1, 2}), world);
+    Rows feed(rows, schedule.num_micro_batches);
+    pipeline::Engine engine(schedule, model, world, feed, nullptr, options);
+    engine.run();
+    const auto rank = static_cast<std::size_t>(world.rank());
+    by_rank[rank] = model.named_state();
+    run.most_sets[rank] = engine.max_live();
+    if (rank == 1) run.outputs = feed.outputs;
+  });
+  for (const auto& each : by_rank) {
+    run.parameters.insert(run.parameters.end(), each.begin(), each.end());
+  }
+  return run;
 }
 
 bool run_mlp(ProcessGroup& world, const LayerFactory& layers, const Shards& own,

@@ -1,6 +1,7 @@
 #pragma once
 
-// What the toys share: the originals' random numbers, layers, the comparison.
+// What the toys share: the originals' random numbers, layers, ranks that print
+// in order, the comparison.
 //
 // A toy is an example of the documents that a chapter follows, in its sizes, on
 // the chapter's library. With PyTorch's random numbers it starts from the same
@@ -11,6 +12,7 @@
 //   const Tensor x = torch.randn({20, 10});       // torch.randn(20, 10)
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "chapters/common/models/models.h"
+#include "chapters/common/pipeline/pipeline_engine.h"
 #include "chapters/common/pipeline/stages.h"
 #include "comm/process_group.h"
 #include "core/layers.h"
@@ -43,8 +46,8 @@ class Torch {
   std::mt19937 bits_;
 };
 
-/// Named layers, one after another.
-class Net : public ModuleOf<Net> {
+/// Named layers, one after another; as a list for pipelines, with these values.
+class Net : public ModuleOf<Net>, public LayerList {
  public:
   template <typename M>
   void add(const std::string& name, M layer) {
@@ -53,13 +56,32 @@ class Net : public ModuleOf<Net> {
   Module& operator[](std::size_t i) { return *layers_[i].second; }
   Tensor forward(const Tensor& x) override;
   void members(MemberVisitor& visit) override;
-  /// The same as a list that pipelines cut, with these layers' values.
-  std::unique_ptr<LayerList> layers() const;
+  int size() const override { return static_cast<int>(layers_.size()); }
+  std::string name(int i) const override;
+  std::unique_ptr<Module> make(int i, const InitOptions& init) const override;
 
  private:
-  friend class NetLayers;
   std::vector<std::pair<std::string, AnyModule>> layers_;
 };
+
+/// Runs `body` on so many ranks; returns the exit status: 0 where each rank's
+/// body returns true.
+int run(int ranks, const std::function<bool(ProcessGroup& world)>& body);
+/// Rank 0 prints the texts of all ranks, in their order.
+void print_in_order(ProcessGroup& world, const std::string& text);
+/// " [0 1] [2 3]": all groups, of which each rank has one or none (null).
+std::string groups_text(ProcessGroup& world, const ProcessGroup* own);
+
+/// PyTorch's example of pipelines: a layer on each of two ranks, a batch of
+/// f32 rows in micro-batches, and the mean square of the output as the loss.
+struct PipelineRun {
+  Tensors outputs;                      ///< of each micro-batch
+  std::vector<NamedTensor> parameters;  ///< of both ranks, with gradients
+  std::vector<int> most_sets;           ///< of activations, on each rank
+};
+PipelineRun run_pipeline(const Net& net, const Tensor& rows,
+                         const pipeline::Schedule& schedule,
+                         const pipeline::EngineOptions& options = {});
 
 /// Colossal-AI's example of tensor parallelism: an MLP 256 -> 1024 -> 256 with
 /// exact GELU and dropout 0.1, on 16 rows. `layers` cut its weights; each rank

@@ -109,21 +109,19 @@ function tell(text, is_error) {
   by_id("said").className = is_error ? "over" : "";
 }
 
+function state(is_busy, text, is_error) {
+  by_id("answer").setAttribute("aria-busy", is_busy);
+  tell(text, is_error);
+  by_id("stop").hidden = by_id("progress").hidden = !is_busy;
+}
+
 function busy(text) {
   ++turns;  // ends what is being shown
-  by_id("answer").setAttribute("aria-busy", "true");
-  tell(text);
-  by_id("stop").hidden = false;
-  by_id("progress").hidden = false;
+  state(true, text);
   by_id("progress").removeAttribute("value");
 }
 
-function idle(text, is_error) {
-  by_id("answer").setAttribute("aria-busy", "false");
-  tell(text, is_error);
-  by_id("stop").hidden = true;
-  by_id("progress").hidden = true;
-}
+const idle = (text, is_error) => state(false, text, is_error);
 
 function found({ error, has_no_rings }) {
   const is_long = files_of(shown?.given ?? {})[CONFIG]?.length >
@@ -133,9 +131,8 @@ function found({ error, has_no_rings }) {
 }
 
 function progress([done, all]) {
-  by_id("progress").max = all;
-  by_id("progress").value = done;
-  by_id("progress").textContent = percent(done / all);
+  Object.assign(by_id("progress"),
+                { max: all, value: done, textContent: percent(done / all) });
 }
 
 // ---- Questions. Those of a form that has changed again have no answer.

@@ -127,11 +127,10 @@ json zero_answer(JsonObject& question) {
 
 namespace sp = sequence_parallel;
 
-/// The pairs of query and key of a block, as tokens.
-json pairs_of(const AttentionBlock& block,
-              const std::vector<std::int64_t>& queries,
-              const std::vector<std::int64_t>& keys) {
-  json pairs = json::array();
+/// Adds the pairs of query and key of a block, as tokens.
+void add_pairs(const AttentionBlock& block,
+               const std::vector<std::int64_t>& queries,
+               const std::vector<std::int64_t>& keys, json& pairs) {
   const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
   for (std::int64_t i = 0; i < block.queries.size(); ++i) {
     for (std::int64_t j = 0; j < block.keys.size(); ++j) {
@@ -140,7 +139,6 @@ json pairs_of(const AttentionBlock& block,
                        keys[at(block.keys.begin + j)]});
     }
   }
-  return pairs;
 }
 
 /// Of each rank: its tokens, and what it computes in each hop of the ring.
@@ -170,23 +168,20 @@ json mask_answer(JsonObject& question) {
   for (int rank = 0; rank < c; ++rank) {
     const auto tokens = sp::positions(layout, rank, c, s);
     json hops = json::array();
-    const auto add = [&](int source, const std::vector<AttentionBlock>& blocks,
-                         const std::vector<std::int64_t>& queries,
-                         const std::vector<std::int64_t>& keys, int of_heads) {
-      json pairs = json::array();
-      double count = 0;
-      for (const AttentionBlock& block : blocks) {
-        for (auto& pair : pairs_of(block, queries, keys)) pairs.push_back(pair);
-        count += visible_pairs(block);
-      }
-      hops.push_back(
-          {{"source", source}, {"pairs", pairs}, {"work", count * of_heads}});
-    };
-    if (is_ulysses) add(rank, {whole}, everything, everything, heads / c);
-    for (int hop = 0; hop < c && !is_ulysses; ++hop) {
+    for (int hop = 0; hop < (is_ulysses ? 1 : c); ++hop) {
       const int source = sp::source_at(rank, hop, c);
-      add(source, sp::visible_blocks(layout, rank, source, c, s / c, causal),
-          tokens, sp::positions(layout, source, c, s), heads);
+      const auto blocks = is_ulysses ? std::vector{whole}
+                                     : sp::visible_blocks(layout, rank, source,
+                                                          c, s / c, causal);
+      json pairs = json::array();
+      double work = 0;
+      for (const AttentionBlock& block : blocks) {
+        add_pairs(block, is_ulysses ? everything : tokens,
+                  is_ulysses ? everything : sp::positions(layout, source, c, s),
+                  pairs);
+        work += visible_pairs(block) * (is_ulysses ? heads / c : heads);
+      }
+      hops.push_back({{"source", source}, {"pairs", pairs}, {"work", work}});
     }
     ranks.push_back({{"tokens", tokens}, {"hops", hops}});
   }

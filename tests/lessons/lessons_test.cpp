@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#define SHARDBOOK_LESSON_WITHOUT_MAIN
 #include "chapters/01_data_parallel/lesson.cpp"
 #include "chapters/04_model_parallel/lesson.cpp"
 #include "tests/lessons/variants.h"

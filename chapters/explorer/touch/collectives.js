@@ -2,11 +2,9 @@
 // of rank r is the number 2^(4 p + r).
 
 THINGS.collectives = (parts) => {
-  let frames = DATA.frames.ring, now = 0;
   const letters = (first, count) => "abcd".slice(first, first + count);
 
-  function show(step) {
-    now = step;
+  function show({ frames }, step) {
     const { ranks, messages } = frames[step];
     const left = 50, place = Math.min(110, (parts.picture.clientWidth - left) / 4);
     const wide = place - 14, row = 56, tall = 24;
@@ -49,14 +47,11 @@ THINGS.collectives = (parts) => {
     parts.now.textContent = filled("collectives_now", values);
   }
 
-  const read = form(parts.controls, {
+  parts.about.textContent = filled("collectives_about");
+  return stepped(parts, "collectives_label", {
     collective: { values: Object.keys(DATA.frames) },
   }, ({ collective }) => {
-    frames = DATA.frames[collective];
-    restart(frames.length, 0);
-  });
-  const restart = steps(parts.controls, filled("collectives_label"), show);
-  parts.about.textContent = filled("collectives_about");
-  read();
-  return () => show(now);
+    const frames = DATA.frames[collective];
+    return { frames, count: frames.length };
+  }, show);
 };

@@ -1,10 +1,9 @@
 // Attention over ranks: who computes which part of the mask in which step.
 
 THINGS.mask = (parts, answerTo) => {
-  let answer = null, now = 0;
   const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-  function table(step) {
+  function table(answer, step) {
     const works = answer.ranks.map((rank) => rank.hops.map((hop) => hop.work));
     const rows = html("table");
     rows.append(html("tr", {}, html("td"), ...works[0].map((_, hop) => html(
@@ -18,11 +17,10 @@ THINGS.mask = (parts, answerTo) => {
     return rows;
   }
 
-  function show(step) {
-    now = step;
+  function show(answer, step) {
     const tokens = answer.tokens, left = 20;
     const cell = Math.min(18, (parts.picture.clientWidth - left) / tokens);
-    const svg = picture(left + cell * tokens, left + cell * tokens, about());
+    const svg = picture(left + cell * tokens, left + cell * tokens, about(answer));
     draw(svg, "text", { x: left, y: 13 }, filled("mask_columns"));
     draw(svg, "text", { transform: `translate(13 ${left + 50}) rotate(-90)` },
          filled("mask_rows"));
@@ -37,14 +35,14 @@ THINGS.mask = (parts, answerTo) => {
             left + cell * query, cell - gap, cell - gap);
       }
     }));
-    parts.picture.replaceChildren(svg, table(step));
+    parts.picture.replaceChildren(svg, table(answer, step));
     const hops = answer.ranks.map((rank) => rank.hops[step]);
     parts.now.textContent = filled(answer.isUlysses ? "every_rank" : "mask_now", {
       sources: listed(hops.map((hop) => hop.source)),
       slowest: digits(Math.max(...hops.map((hop) => hop.work))) });
-    parts.about.textContent = about();
+    parts.about.textContent = about(answer);
   }
-  function about() {
+  function about(answer) {
     const hops = answer.ranks[0].hops.map((_, hop) => answer.ranks.map(
         (rank) => rank.hops[hop].work));
     return filled("mask_about", {
@@ -52,18 +50,14 @@ THINGS.mask = (parts, answerTo) => {
       mean: digits(sum(hops.flat()) / answer.ranks.length) });
   }
 
-  const read = form(parts.controls, {
+  return stepped(parts, "mask_label", {
     layout: { values: ["contiguous", "zigzag", "striped", "ulysses"] },
     ranks: { value: 4, min: 1, max: 16 }, tokens: { value: 16, min: 1, max: 64 },
     heads: { value: 4, min: 1 },
   }, (values) => {
-    const given = answerTo(values);
-    if (!given) return;
-    answer = { ...given, tokens: values.tokens,
-               isUlysses: values.layout === "ulysses" };
-    restart(answer.ranks[0].hops.length, 0);
-  });
-  const restart = steps(parts.controls, filled("mask_label"), show);
-  read();
-  return () => answer && show(now);
+    const answer = answerTo(values);
+    return answer && { ...answer, tokens: values.tokens,
+                       isUlysses: values.layout === "ulysses",
+                       count: answer.ranks[0].hops.length };
+  }, show);
 };

@@ -1,7 +1,6 @@
 // An 8 x 8 tensor on a mesh: what each rank holds, and the moves to another layout.
 
 THINGS.mesh = (parts, answerTo) => {
-  let answer = null, now = 0;
   const range = (values) => {
     const least = Math.min(...values), most = Math.max(...values);
     return digits(least) + (most > least ? ` - ${digits(most)}` : "");
@@ -9,8 +8,7 @@ THINGS.mesh = (parts, answerTo) => {
   const bytes = (moves) => range(moves[0]?.sent.map((_, rank) => moves.reduce(
       (sum, move) => sum + move.sent[rank], 0)) ?? [0]);
 
-  function show(step) {
-    now = step;
+  function show(answer, step) {
     const { placements, blocks } = answer.layouts[step];
     const { rows, columns } = answer.mesh, gap = 12;
     const side = Math.max(40, Math.min(120, parts.picture.clientWidth / columns - gap));
@@ -39,17 +37,12 @@ THINGS.mesh = (parts, answerTo) => {
   }
 
   const placement = (value) => ({ values: ["R", "S(0)", "S(1)", "P(sum)"], value });
-  const read = form(parts.controls, {
+  return stepped(parts, "mesh_label", {
     rows: { value: 2, min: 1, max: 8 }, columns: { value: 2, min: 1, max: 8 },
     from_rows: placement("S(0)"), from_columns: placement("S(1)"),
     to_rows: placement("S(0)"), to_columns: placement("R"),
   }, (values) => {
-    const given = answerTo(values);
-    if (!given) return;
-    answer = { ...given, mesh: values };
-    restart(answer.layouts.length, 0);
-  });
-  const restart = steps(parts.controls, filled("mesh_label"), show);
-  read();
-  return () => answer && show(now);
+    const answer = answerTo(values);
+    return answer && { ...answer, mesh: values, count: answer.layouts.length };
+  }, show);
 };

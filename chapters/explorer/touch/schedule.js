@@ -1,14 +1,13 @@
 // A schedule: what each rank runs, and the activations that it keeps.
 
 THINGS.schedule = (parts, answerTo) => {
-  let answer = null, times = [0], now = 0;
   const aliveAt = (rank, time) => rank.alive.findLast(([from]) => from <= time)[1];
   const runningAt = (rank, time) => rank.actions.filter(
       ([, , , begin, end]) => begin <= time && time < end);
   // The middle one of the events with the most ranks at work and, of those, with
   // the most sets
-  function fullest() {
-    const sum = (of) => answer.ranks.reduce((all, rank) => all + of(rank), 0);
+  function fullest({ ranks }, times) {
+    const sum = (of) => ranks.reduce((all, rank) => all + of(rank), 0);
     const fullness = times.map((time) => 1e6 * sum(
         (rank) => runningAt(rank, time).length > 0) + sum(
         (rank) => aliveAt(rank, time)));
@@ -19,9 +18,8 @@ THINGS.schedule = (parts, answerTo) => {
   const name = ([kind, micro_batch, chunk]) =>
       `${kind}${micro_batch}${chunk ? "." + chunk : ""}`;
 
-  function show(step) {
-    now = step;
-    const time = times[step], left = 50, right = 60, lane = 22, graph = 16, row = 48;
+  function show(answer, step) {
+    const time = answer.times[step], left = 50, right = 60, lane = 22, graph = 16, row = 48;
     const shortest = Math.min(...answer.ranks.flatMap(
         (rank) => rank.actions.map((action) => action[4] - action[3]))
         .filter((duration) => duration > 0));
@@ -30,7 +28,7 @@ THINGS.schedule = (parts, answerTo) => {
     const x = (t) => left + (width - left - right) * t / answer.makespan;
     const most = Math.max(...answer.ranks.map((rank) => rank.most));
     const height = row * answer.ranks.length + 4;
-    const svg = picture(width, height, about());
+    const svg = picture(width, height, about(answer));
     answer.ranks.forEach((rank, r) => {
       const top = row * r, labels = [];
       draw(svg, "text", { x: 0, y: top + 15 }, filled("rank", { rank: r }));
@@ -69,15 +67,15 @@ THINGS.schedule = (parts, answerTo) => {
     parts.now.textContent = filled("schedule_now", {
       time: digits(time), running: listed(running),
       sets: listed(answer.ranks.map((rank) => aliveAt(rank, time))) });
-    parts.about.textContent = about();
+    parts.about.textContent = about(answer);
   }
-  const about = () => filled("schedule_about", {
+  const about = (answer) => filled("schedule_about", {
     makespan: digits(answer.makespan), idle: digits(100 * answer.idle_share),
     most: listed(answer.ranks.map((rank) => rank.most)) });
 
   const text = ({ text, micro_batches }) => text.trim().startsWith("{") ? text
       : JSON.stringify({ micro_batches, ranks: text.trim().split("\n") });
-  const read = form(parts.controls, {
+  return stepped(parts, "schedule_label", {
     name: { values: ["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe", "yours"],
             value: "1f1b" },
     ranks: { value: 4, min: 1, max: 64 }, micro_batches: { value: 8, min: 1, max: 256 },
@@ -86,27 +84,23 @@ THINGS.schedule = (parts, answerTo) => {
     backward_input: { value: 1, min: 0.1, step: 0.1 },
     backward_weight: { value: 1, min: 0.1, step: 0.1 },
     message: { value: 0, min: 0, step: 0.1 }, text: { rows: 4 },
-  }, (values, inputs) => {
+  }, (values, inputs, before) => {
     const isOwn = values.name === "yours";
     inputs.text.parentElement.hidden = !isOwn;
     inputs.chunks.parentElement.hidden = values.name !== "interleaved";
     inputs.ranks.parentElement.hidden = isOwn;
     // A reader begins with the schedule that was shown: its lists, or all of it
     // where stages are not in the order of ranks
-    if (isOwn && !values.text && answer) {
-      const { ranks, routes } = JSON.parse(answer.text);
-      inputs.text.value = values.text = routes ? answer.text : ranks.join("\n");
+    if (isOwn && !values.text && before) {
+      const { ranks, routes } = JSON.parse(before.text);
+      inputs.text.value = values.text = routes ? before.text : ranks.join("\n");
     }
     const { name: named, ...question } = values;
-    const given = answerTo(isOwn ? { ...question, text: text(values) }
-                                 : { ...question, text: "", name: named });
-    if (!given) return;
-    answer = given;
-    times = [...new Set(answer.ranks.flatMap((rank) => rank.actions.flatMap(
+    const answer = answerTo(isOwn ? { ...question, text: text(values) }
+                                  : { ...question, text: "", name: named });
+    if (!answer) return null;
+    const times = [...new Set(answer.ranks.flatMap((rank) => rank.actions.flatMap(
         ([, , , begin, end]) => [begin, end])))].sort((a, b) => a - b);
-    restart(times.length, fullest());
-  });
-  const restart = steps(parts.controls, filled("schedule_label"), show);
-  read();
-  return () => answer && show(now);
+    return { ...answer, times, count: times.length, first: fullest(answer, times) };
+  }, show);
 };

@@ -100,6 +100,25 @@ function steps(place, label, show) {
   };
 }
 
+// Fields, and the steps of what they ask for: `answerOf` the fields' values (and
+// inputs, and the answer before) gives an object that has the `count` of its steps
+// and perhaps the `first`, or null; `show` draws one. Returns what draws it again.
+function stepped(parts, label, fields, answerOf, show) {
+  let answer = null, now = 0;
+  const read = form(parts.controls, fields, (values, inputs) => {
+    const next = answerOf(values, inputs, answer);
+    if (!next) return;
+    answer = next;
+    restart(answer.count, answer.first ?? 0);
+  });
+  const restart = steps(parts.controls, filled(label), (step) => {
+    now = step;
+    show(answer, step);
+  });
+  read();
+  return () => answer && show(answer, now);
+}
+
 // Puts each thing into the place of its figure's picture, which stays where there
 // is no WebAssembly.
 async function start() {

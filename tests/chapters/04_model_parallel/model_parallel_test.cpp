@@ -26,7 +26,7 @@ std::unique_ptr<LayerList> toy_layers() {
   net.add("net1", torch.linear("net1", 10, 10));
   net.add("relu", Relu());
   net.add("net2", torch.linear("net2", 10, 5));
-  return net.layers();
+  return std::make_unique<toy::Net>(net);
 }
 
 // --- Pure functions ----------------------------------------------------------
