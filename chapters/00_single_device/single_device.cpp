@@ -17,21 +17,17 @@ namespace shardbook::single_device {
 // --- Training --------------------------------------------------------------------
 
 void add_options(CommandLine& line, SingleDeviceOptions& setup) {
-  line.add("--micro-batches", &setup.num_micro_batches,
-           "pieces of a batch, one after another", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--recompute", &setup.recompute,
-           "keep only the blocks' inputs; compute the rest again")
-      .may_differ(may_differ::kPlace);
-  line.add("--master-weights", &setup.master_weights,
-           "f32 copies of 16-bit weights")
-      .may_differ(
-          "a checkpoint has the copies, and a run without them does not load "
-          "it");
-  line.add("--cuda-graphs", &setup.cuda_graphs,
+  line.add({"--micro-batches", may_differ::kSums}, &setup.num_micro_batches,
+           "pieces of a batch, one after another", 1);
+  line.add({"--recompute", may_differ::kPlace}, &setup.recompute,
+           "keep only the blocks' inputs; compute the rest again");
+  line.add({"--master-weights",
+            "a checkpoint has the copies, and a run without them does not load "
+            "it"},
+           &setup.master_weights, "f32 copies of 16-bit weights");
+  line.add({"--cuda-graphs", may_differ::kPlace}, &setup.cuda_graphs,
            "with --device cuda: record forward and backward, then launch "
-           "them as a whole")
-      .may_differ(may_differ::kPlace);
+           "them as a whole");
 }
 
 SingleDevice::SingleDevice(const Options& options,

@@ -20,24 +20,19 @@ Options checked(const Options& options, const StrategyOptions& setup,
 }  // namespace
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
-  line.add("--bucket-mb", &setup.ddp.bucket_cap_mb,
-           "MiB after which a bucket is full", 1e-6, 1e6)
-      .may_differ(may_differ::kSums);
-  line.add("--first-bucket-mb", &setup.ddp.first_bucket_mb,
-           "the same for the first bucket", 1e-6, 1e6)
-      .may_differ(may_differ::kSums);
-  line.add("--find-unused-parameters", &setup.ddp.find_unused_parameters,
-           "look for parameters that a forward does not use")
-      .may_differ(may_differ::kPlace);
-  line.add("--gradient-as-bucket-view", &setup.ddp.gradient_as_bucket_view,
-           "gradients lie in the buckets")
-      .may_differ(may_differ::kPlace);
-  line.add("--static-graph", &setup.ddp.static_graph,
-           "every step uses the same parameters equally often")
-      .may_differ(may_differ::kPlace);
-  line.add("--micro-batches", &setup.micro_batches,
-           "micro-batches per step; only the last one communicates", 1)
-      .may_differ(may_differ::kSums);
+  line.add({"--bucket-mb", may_differ::kSums}, &setup.ddp.bucket_cap_mb,
+           "MiB after which a bucket is full", 1e-6, 1e6);
+  line.add({"--first-bucket-mb", may_differ::kSums}, &setup.ddp.first_bucket_mb,
+           "the same for the first bucket", 1e-6, 1e6);
+  line.add({"--find-unused-parameters", may_differ::kPlace},
+           &setup.ddp.find_unused_parameters,
+           "look for parameters that a forward does not use");
+  line.add({"--gradient-as-bucket-view", may_differ::kPlace},
+           &setup.ddp.gradient_as_bucket_view, "gradients lie in the buckets");
+  line.add({"--static-graph", may_differ::kPlace}, &setup.ddp.static_graph,
+           "every step uses the same parameters equally often");
+  line.add({"--micro-batches", may_differ::kSums}, &setup.micro_batches,
+           "micro-batches per step; only the last one communicates", 1);
   line.add("--comm-hook", &setup.comm_hook, "what travels in place of buckets",
            {"none", "bf16"});
   line.refuse("--accumulate", "this option is called --micro-batches");

@@ -9,90 +9,80 @@
 namespace shardbook::zero_fsdp {
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
-  line.add("--strategy", &setup.strategy, "what is sharded, and how",
-           {"zero1", "zero2", "zero3", "fsdp", "fsdp2"})
-      .may_differ(may_differ::kPlace);
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--recompute", &setup.recompute,
-           "compute each block's activations again in backward")
-      .may_differ(may_differ::kPlace);
-  line.add("--cpu-offload", &setup.cpu_offload,
-           "shards and optimizer on the host (zero2: optimizer only)")
-      .may_differ(may_differ::kPlace);
+  line.add({"--strategy", may_differ::kPlace}, &setup.strategy,
+           "what is sharded, and how",
+           {"zero1", "zero2", "zero3", "fsdp", "fsdp2"});
+  line.add({"--micro-batches", may_differ::kSums}, &setup.micro_batches,
+           "micro-batches per step", 1);
+  line.add({"--recompute", may_differ::kPlace}, &setup.recompute,
+           "compute each block's activations again in backward");
+  line.add({"--cpu-offload", may_differ::kPlace}, &setup.cpu_offload,
+           "shards and optimizer on the host (zero2: optimizer only)");
   // ZeRO
-  line.add("--reduce-bucket-size", &setup.zero.reduce_bucket_size,
-           "zero1, zero2: elements of gradients that travel together", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--allgather-bucket-size", &setup.zero.allgather_bucket_size,
-           "zero1, zero2: elements that are gathered together after a step", 1)
-      .may_differ(may_differ::kPlace);
-  line.add("--overlap-comm", &setup.zero.overlap_comm,
-           "zero1 to zero3: gradients travel while backward runs")
-      .may_differ(may_differ::kPlace);
-  line.add("--reduce-scatter", &setup.zero.reduce_scatter,
-           "zero1, zero2: each rank receives its own part; no-: all-reduce")
-      .may_differ(may_differ::kSums);
-  line.add("--round-robin-gradients", &setup.zero.round_robin_gradients,
-           "zero1, zero2: neighbouring gradients to different owners")
-      .may_differ(may_differ::kPlace);
+  line.add({"--reduce-bucket-size", may_differ::kSums},
+           &setup.zero.reduce_bucket_size,
+           "zero1, zero2: elements of gradients that travel together", 1);
+  line.add({"--allgather-bucket-size", may_differ::kPlace},
+           &setup.zero.allgather_bucket_size,
+           "zero1, zero2: elements that are gathered together after a step", 1);
+  line.add({"--overlap-comm", may_differ::kPlace}, &setup.zero.overlap_comm,
+           "zero1 to zero3: gradients travel while backward runs");
+  line.add({"--reduce-scatter", may_differ::kSums}, &setup.zero.reduce_scatter,
+           "zero1, zero2: each rank receives its own part; no-: all-reduce");
+  line.add({"--round-robin-gradients", may_differ::kPlace},
+           &setup.zero.round_robin_gradients,
+           "zero1, zero2: neighbouring gradients to different owners");
   line.add("--accumulate-f32", &setup.zero.accumulate_f32,
            "zero2, zero3 in bf16 or f16: sum the gradients of micro-batches in "
            "f32");
-  line.add("--persistence-threshold", &setup.zero.persistence_threshold,
+  line.add({"--persistence-threshold", may_differ::kPlace},
+           &setup.zero.persistence_threshold,
            "zero3: parameters of so many elements stay gathered; -1: ten times "
            "the model's width",
-           -1)
-      .may_differ(may_differ::kPlace);
-  line.add("--prefetch-bucket-size", &setup.zero.prefetch_bucket_size,
+           -1);
+  line.add({"--prefetch-bucket-size", may_differ::kPlace},
+           &setup.zero.prefetch_bucket_size,
            "zero3: units are gathered ahead while fewer elements than this are "
            "on their way; -1: one unit",
-           -1)
-      .may_differ(may_differ::kPlace);
-  line.add("--max-live-parameters", &setup.zero.max_live_parameters,
+           -1);
+  line.add({"--max-live-parameters", may_differ::kPlace},
+           &setup.zero.max_live_parameters,
            "zero3: while so many elements are whole, nothing is gathered "
            "ahead; -1: no limit",
-           -1)
-      .may_differ(may_differ::kPlace);
-  line.add("--max-reuse-distance", &setup.zero.max_reuse_distance,
+           -1);
+  line.add({"--max-reuse-distance", may_differ::kPlace},
+           &setup.zero.max_reuse_distance,
            "zero3: a block stays whole when fewer elements are fetched before "
            "its next use",
-           0)
-      .may_differ(may_differ::kPlace);
-  line.add("--sub-group-size", &setup.zero.sub_group_size,
-           "zero1 to zero3: elements of a shard that are updated together", 1)
-      .may_differ(may_differ::kPlace);
+           0);
+  line.add({"--sub-group-size", may_differ::kPlace}, &setup.zero.sub_group_size,
+           "zero1 to zero3: elements of a shard that are updated together", 1);
   // FSDP
-  line.add("--sharding-strategy", &setup.sharding_strategy,
+  line.add({"--sharding-strategy", may_differ::kSums}, &setup.sharding_strategy,
            "fsdp: what is freed",
-           {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"})
-      .may_differ(may_differ::kSums);
-  line.add("--shard-size", &setup.fsdp.shard_size,
-           "hybrid_shard: ranks that hold one copy together", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--wrap", &setup.wrap, "fsdp: what becomes a unit",
-           {"transformer", "size", "none"})
-      .may_differ(may_differ::kPlace);
-  line.add("--min-num-params", &setup.min_num_params,
-           "--wrap size: elements of a unit", 1)
-      .may_differ(may_differ::kPlace);
-  line.add("--backward-prefetch", &setup.backward_prefetch,
+           {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"});
+  line.add({"--shard-size", may_differ::kSums}, &setup.fsdp.shard_size,
+           "hybrid_shard: ranks that hold one copy together", 1);
+  line.add({"--wrap", may_differ::kPlace}, &setup.wrap,
+           "fsdp: what becomes a unit", {"transformer", "size", "none"});
+  line.add({"--min-num-params", may_differ::kPlace}, &setup.min_num_params,
+           "--wrap size: elements of a unit", 1);
+  line.add({"--backward-prefetch", may_differ::kPlace},
+           &setup.backward_prefetch,
            "fsdp: gather the next unit before or after this one's backward",
-           {"pre", "post", "none"})
-      .may_differ(may_differ::kPlace);
-  line.add("--forward-prefetch", &setup.fsdp.forward_prefetch,
-           "fsdp: gather the next unit before this one's forward")
-      .may_differ(may_differ::kPlace);
-  line.add("--limit-all-gathers", &setup.fsdp.limit_all_gathers,
-           "fsdp: at most two gathered units ahead")
-      .may_differ(may_differ::kPlace);
+           {"pre", "post", "none"});
+  line.add({"--forward-prefetch", may_differ::kPlace},
+           &setup.fsdp.forward_prefetch,
+           "fsdp: gather the next unit before this one's forward");
+  line.add({"--limit-all-gathers", may_differ::kPlace},
+           &setup.fsdp.limit_all_gathers,
+           "fsdp: at most two gathered units ahead");
   line.add("--param-dtype", &setup.param_dtype,
            "fsdp: dtype of computation and gathers", {"f32", "bf16", "f16"});
   line.add("--reduce-dtype", &setup.reduce_dtype,
            "fsdp: dtype of the reductions", {"f32", "bf16", "f16"});
-  line.add("--no-sync", &setup.no_sync,
-           "fsdp: only the last micro-batch reduces")
-      .may_differ(may_differ::kSums);
+  line.add({"--no-sync", may_differ::kSums}, &setup.no_sync,
+           "fsdp: only the last micro-batch reduces");
   line.refuse("--accumulate", "this option is called --micro-batches");
 }
 

@@ -19,14 +19,12 @@ Options default_options() {
 
 void add_options(CommandLine& line, Settings& settings, Extras& extras) {
   settings.loss.clear();  // check_settings chooses one by the model
-  line.add("--variant", &settings.variant,
-           "one device, two in turn, or two at the same time", kVariants)
-      .may_differ(may_differ::kPlace);
-  line.add("--split-size", &settings.split_size, "rows of a split", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--partition", &settings.partition,
-           kPartitionHelp + std::string("; half: after layer2 of a ResNet"))
-      .may_differ(may_differ::kPlace);
+  line.add({"--variant", may_differ::kPlace}, &settings.variant,
+           "one device, two in turn, or two at the same time", kVariants);
+  line.add({"--split-size", may_differ::kSums}, &settings.split_size,
+           "rows of a split", 1);
+  line.add({"--partition", may_differ::kPlace}, &settings.partition,
+           kPartitionHelp + std::string("; half: after layer2 of a ResNet"));
   line.refuse("--micro-batches",
               "splits are counted in rows; give --split-size");
   line.add("--loss", &settings.loss,
@@ -34,12 +32,10 @@ void add_options(CommandLine& line, Settings& settings, Extras& extras) {
            "or cross_entropy")
       .otherwise("cross_entropy");
   line.refuse("--toy", "./shardbook toy model_parallel runs it");
-  line.add("--sweep", &extras.sweep,
-           "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60")
-      .may_differ(may_differ::kOutput);
-  line.add("--repeats", &extras.repeats,
-           "measured steps per variant of the sweep", 1)
-      .may_differ(may_differ::kOutput);
+  line.add({"--sweep", may_differ::kOutput}, &extras.sweep,
+           "also measure these split sizes, such as 1,3,5,8,10,12,20,40,60");
+  line.add({"--repeats", may_differ::kOutput}, &extras.repeats,
+           "measured steps per variant of the sweep", 1);
   line.after_parse([&extras] {
     if (!extras.sweep.empty()) split_sizes(extras.sweep);
   });

@@ -32,11 +32,10 @@ std::vector<int> stage_cuts(const Options& options,
 }  // namespace
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
-  line.add("--micro-batches", &setup.micro_batches,
-           "pieces of a batch, each ceil(batch / n) samples", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--partition", &setup.partition, kPartitionHelp)
-      .may_differ(may_differ::kPlace);
+  line.add({"--micro-batches", may_differ::kSums}, &setup.micro_batches,
+           "pieces of a batch, each ceil(batch / n) samples", 1);
+  line.add({"--partition", may_differ::kPlace}, &setup.partition,
+           kPartitionHelp);
   add_recompute(line, setup.recompute, setup.early_recompute);
   line.add("--long-skips", &setup.long_skips,
            "connect block i with block L-1-i, as U-Nets do");

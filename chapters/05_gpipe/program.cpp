@@ -24,8 +24,8 @@ Program program(CommandLine& line) {
   line.describe("ch05_gpipe", "GPipe: micro-batches through stages.");
   add_shared_options(line, options);
   add_options(line, setup);
-  line.add("--print-schedule", &print_schedule, "draw the schedule and exit")
-      .may_differ(may_differ::kOutput);
+  line.add({"--print-schedule", may_differ::kOutput}, &print_schedule,
+           "draw the schedule and exit");
   line.parse();
   check_options(options);
   if (print_schedule) {

@@ -56,25 +56,24 @@ ShardedModel sharded(const Options& options, const StrategyOptions& setup,
 }  // namespace
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--recompute", &setup.recompute,
-           "keep the inputs of blocks only, and compute them again in backward")
-      .may_differ(may_differ::kPlace);
-  line.add("--distribute-saved-activations",
+  line.add({"--micro-batches", may_differ::kSums}, &setup.micro_batches,
+           "micro-batches per step", 1);
+  line.add(
+      {"--recompute", may_differ::kPlace}, &setup.recompute,
+      "keep the inputs of blocks only, and compute them again in backward");
+  line.add({"--distribute-saved-activations", may_differ::kPlace},
            &setup.distribute_saved_activations,
            "--recompute: keep a part of each block's input on every rank, and "
-           "gather it in backward")
-      .may_differ(may_differ::kPlace);
-  line.add("--rng", &setup.rng,
+           "gather it in backward");
+  line.add({"--rng", "the streams are compared where dropout reads them"},
+           &setup.rng,
            "dropout's masks: those of one device, or two streams per rank",
-           {"global", "megatron"})
-      .may_differ("the streams are compared where dropout reads them");
-  line.add("--vocabulary-divisible-by", &setup.vocabulary_divisible_by,
+           {"global", "megatron"});
+  line.add({"--vocabulary-divisible-by", may_differ::kPlace},
+           &setup.vocabulary_divisible_by,
            "pad the vocabulary to a multiple of this times --world-size "
            "(Megatron-LM: 128)",
-           1)
-      .may_differ(may_differ::kPlace);
+           1);
 }
 
 bool draws_as_one_device(const Options& options, const StrategyOptions& setup) {

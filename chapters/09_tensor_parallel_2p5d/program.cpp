@@ -21,8 +21,8 @@ Program program(CommandLine& line) {
                 "Tensor parallelism in 2.5D: Tesseract.");
   add_shared_options(line, options);
   add_passes(line, passes);
-  line.add("--depth", &depth, "squares of ranks, one above the other", 1)
-      .may_differ(may_differ::kRanks);
+  line.add({"--depth", may_differ::kRanks}, &depth,
+           "squares of ranks, one above the other", 1);
   line.parse();
   if (options.world_size == 1) depth = 1;
   check_options(options);

@@ -242,17 +242,14 @@ pictures::Picture comparison_picture(const Comparison& all) {
 
 void add_options(CommandLine& line, ProgramOptions& setup) {
   add_passes(line, setup.passes);
-  line.add("--keep-gathered", &setup.keep_gathered,
-           "keep gathered operands for backward")
-      .may_differ(may_differ::kPlace);
-  line.add_mode("--compare", &setup.compared,
+  line.add({"--keep-gathered", may_differ::kPlace}, &setup.keep_gathered,
+           "keep gathered operands for backward");
+  line.add_mode({"--compare", may_differ::kOutput}, &setup.compared,
                 "print what one layer costs in 1D, 2D, 2.5D and 3D, and "
                 "train nothing",
-                {"block", "mlp", "none"})
-      .may_differ(may_differ::kOutput);
-  line.add("--picture", &setup.picture,
-           "with --compare: a file for the plot of the bytes sent, as SVG")
-      .may_differ(may_differ::kOutput);
+                {"block", "mlp", "none"});
+  line.add({"--picture", may_differ::kOutput}, &setup.picture,
+           "with --compare: a file for the plot of the bytes sent, as SVG");
   line.after_parse([&setup] {
     SB_CHECK(setup.picture.empty() || setup.compared != "none", "--picture ",
              setup.picture, ": it shows what --compare counts; give both");

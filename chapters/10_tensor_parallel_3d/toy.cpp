@@ -12,8 +12,6 @@
 
 #include <fmt/format.h>
 
-#include <string>
-
 #include "chapters/10_tensor_parallel_3d/cube_layers.h"
 #include "chapters/common/toy.h"
 

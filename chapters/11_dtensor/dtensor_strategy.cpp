@@ -254,21 +254,17 @@ Options checked(const Options& options, const StrategyOptions& setup,
 }  // namespace
 
 void add_options(CommandLine& line, StrategyOptions& setup) {
-  line.add("--mesh", &setup.mesh,
-           "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism")
-      .may_differ(may_differ::kRanks);
-  line.add("--data-parallel", &setup.data_parallel,
-           "what dp does with parameters: shards or replicas", {"fsdp", "ddp"})
-      .may_differ(may_differ::kPlace);
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--sequence-parallel", &setup.sequence_parallel,
+  line.add({"--mesh", may_differ::kRanks}, &setup.mesh,
+           "ranks as DPxTP, such as 2x2; TP alone: tensor parallelism");
+  line.add({"--data-parallel", may_differ::kPlace}, &setup.data_parallel,
+           "what dp does with parameters: shards or replicas", {"fsdp", "ddp"});
+  line.add({"--micro-batches", may_differ::kSums}, &setup.micro_batches,
+           "micro-batches per step", 1);
+  line.add({"--sequence-parallel", may_differ::kSums}, &setup.sequence_parallel,
            "tp cuts tokens at norms and dropout, and the vocabulary of tables, "
-           "logits and loss")
-      .may_differ(may_differ::kSums);
-  line.add("--picture", &setup.picture,
-           "a file for the picture of who holds which block, as SVG")
-      .may_differ(may_differ::kOutput);
+           "logits and loss");
+  line.add({"--picture", may_differ::kOutput}, &setup.picture,
+           "a file for the picture of who holds which block, as SVG");
   line.refuse("--accumulate", "this option is called --micro-batches");
 }
 

@@ -69,21 +69,18 @@ void check_reads(bool is_given, const std::string& option,
 void add_options(CommandLine& line, StrategyOptions& setup) {
   const auto kind = std::make_shared<std::string>("ring");
   const auto layout = std::make_shared<std::string>("contiguous");
-  line.add("--kind", kind.get(), "how queries meet keys",
-           {"ring", "rsa", "ulysses", "megatron"})
-      .may_differ(may_differ::kSums);
-  line.add("--layout", layout.get(),
+  line.add({"--kind", may_differ::kSums}, kind.get(), "how queries meet keys",
+           {"ring", "rsa", "ulysses", "megatron"});
+  line.add({"--layout", may_differ::kSums}, layout.get(),
            "which tokens a rank holds (ring attention)",
-           {"contiguous", "zigzag", "striped"})
-      .may_differ(may_differ::kSums);
-  line.add("--rsa-all-reduce", &setup.sequence.all_reduce,
-           "RSA: sum dK and dV by all-reduce, as the original does")
-      .may_differ(may_differ::kSums);
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
-      .may_differ(may_differ::kSums);
-  line.add("--recompute-attention", &setup.megatron.recompute_attention,
-           "megatron: compute attention again in backward")
-      .may_differ(may_differ::kPlace);
+           {"contiguous", "zigzag", "striped"});
+  line.add({"--rsa-all-reduce", may_differ::kSums}, &setup.sequence.all_reduce,
+           "RSA: sum dK and dV by all-reduce, as the original does");
+  line.add({"--micro-batches", may_differ::kSums}, &setup.micro_batches,
+           "micro-batches per step", 1);
+  line.add({"--recompute-attention", may_differ::kPlace},
+           &setup.megatron.recompute_attention,
+           "megatron: compute attention again in backward");
   line.after_parse([&setup, kind, layout] {
     check_reads(*layout != "contiguous", "--layout " + *layout, *kind, "ring");
     check_reads(setup.sequence.all_reduce, "--rsa-all-reduce", *kind, "rsa");

@@ -8,7 +8,6 @@
 
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/12_sequence_parallel/sequence_layout.h"

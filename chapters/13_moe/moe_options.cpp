@@ -18,25 +18,22 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
            "experts of each layer, or a list (a pyramid): 4,8 gives the first "
            "layer 4 and all others 8; 1 is an ordinary MLP")
       .otherwise("1");
-  line.add("--ep", &setup.ep,
-           "ranks that share a set of experts; 0: as many as possible")
-      .may_differ(may_differ::kRanks);
-  line.add("--tp", &setup.tp, "tensor-parallel ranks", 1)
-      .may_differ(may_differ::kRanks);
-  line.add("--data-before-expert", &setup.data_before_expert,
-           "ranks with the same experts are neighbours")
-      .may_differ(may_differ::kRanks);
-  line.add("--expert-tp", &setup.moe.expert_tensor_parallel,
-           "TP cuts experts' hidden units, not their slots")
-      .may_differ(may_differ::kRanks);
-  line.add("--zero-stage", &setup.zero_stage,
-           "ZeRO: dense parameters over DP, experts over their replicas", 0, 3)
-      .may_differ(may_differ::kPlace);
-  line.add("--cpu-offload", &setup.cpu_offload,
-           "--zero-stage 2: the optimizer on the host")
-      .may_differ(may_differ::kPlace);
-  line.add("--micro-batches", &setup.micro_batches, "micro-batches per step", 1)
-      .may_differ("the tokens that are routed together are compared");
+  line.add({"--ep", may_differ::kRanks}, &setup.ep,
+           "ranks that share a set of experts; 0: as many as possible");
+  line.add({"--tp", may_differ::kRanks}, &setup.tp, "tensor-parallel ranks", 1);
+  line.add({"--data-before-expert", may_differ::kRanks},
+           &setup.data_before_expert,
+           "ranks with the same experts are neighbours");
+  line.add({"--expert-tp", may_differ::kRanks},
+           &setup.moe.expert_tensor_parallel,
+           "TP cuts experts' hidden units, not their slots");
+  line.add({"--zero-stage", may_differ::kPlace}, &setup.zero_stage,
+           "ZeRO: dense parameters over DP, experts over their replicas", 0, 3);
+  line.add({"--cpu-offload", may_differ::kPlace}, &setup.cpu_offload,
+           "--zero-stage 2: the optimizer on the host");
+  line.add(
+      {"--micro-batches", "the tokens that are routed together are compared"},
+      &setup.micro_batches, "micro-batches per step", 1);
   line.add("--top-k", &gate.k, "experts that a token visits", 1);
   line.add("--capacity-factor", &gate.capacity_factor,
            "slots of an expert, as a multiple of an even load", 0.01);
@@ -59,12 +56,10 @@ void add_options(CommandLine& line, StrategyOptions& setup) {
            "an expert that every token visits");
   line.add("--gate-shared-expert", &setup.moe.gate_shared_expert,
            "--shared-expert: weighed by a gate of its own");
-  line.add("--expert-copies", &setup.moe.are_copies,
-           "experts begin as copies of one")
-      .may_differ(may_differ::kFirstWeights);
-  line.add("--naive", &setup.moe.is_naive,
-           "dispatch by a product with a mask, not by index")
-      .may_differ(may_differ::kSums);
+  line.add({"--expert-copies", may_differ::kFirstWeights},
+           &setup.moe.are_copies, "experts begin as copies of one");
+  line.add({"--naive", may_differ::kSums}, &setup.moe.is_naive,
+           "dispatch by a product with a mask, not by index");
   line.add("--aux-coefficient", &setup.moe.aux_coefficient,
            "of the load-balancing loss");
   line.add("--z-coefficient", &setup.moe.z_coefficient, "of the z-loss");

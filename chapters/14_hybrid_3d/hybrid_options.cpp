@@ -7,64 +7,57 @@
 namespace shardbook::hybrid {
 
 void add_options(CommandLine& line, HybridOptions& setup) {
-  line.add("--dp", &setup.dp, "replicas; 0: as many as the other degrees leave")
-      .may_differ(may_differ::kRanks);
-  line.add("--tp", &setup.tp, "ranks that share every layer", 1)
-      .may_differ(may_differ::kRanks);
-  line.add("--pp", &setup.pp, "ranks that share the layers, in stages", 1)
-      .may_differ(may_differ::kRanks);
-  line.add("--cp", &setup.cp, "ranks that share every sequence", 1)
-      .may_differ(may_differ::kRanks);
-  line.add("--order", &setup.order, kOrderHelp).may_differ(may_differ::kRanks);
-  line.add("--zero-stage", &setup.zero_stage,
+  line.add({"--dp", may_differ::kRanks}, &setup.dp,
+           "replicas; 0: as many as the other degrees leave");
+  line.add({"--tp", may_differ::kRanks}, &setup.tp,
+           "ranks that share every layer", 1);
+  line.add({"--pp", may_differ::kRanks}, &setup.pp,
+           "ranks that share the layers, in stages", 1);
+  line.add({"--cp", may_differ::kRanks}, &setup.cp,
+           "ranks that share every sequence", 1);
+  line.add({"--order", may_differ::kRanks}, &setup.order, kOrderHelp);
+  line.add({"--zero-stage", may_differ::kPlace}, &setup.zero_stage,
            "shards over dp and cp: 1 optimizer state, 2 gradients as well, 3 "
            "parameters as well (2 and 3 without --pp)",
-           0, 3)
-      .may_differ(may_differ::kPlace);
-  line.add("--sequence-parallel", &setup.sequence_parallel,
-           "cut tokens inside the tp group, too (Megatron-LM)")
-      .may_differ(may_differ::kSums);
-  line.add("--cp-kind", &setup.cp_kind, "how queries meet keys over cp",
-           {"ring", "rsa", "ulysses"})
-      .may_differ(may_differ::kSums);
-  line.add("--cp-layout", &setup.cp_layout, "which tokens a rank of cp holds",
-           {"contiguous", "zigzag", "striped"})
-      .may_differ(may_differ::kSums);
+           0, 3);
+  line.add({"--sequence-parallel", may_differ::kSums}, &setup.sequence_parallel,
+           "cut tokens inside the tp group, too (Megatron-LM)");
+  line.add({"--cp-kind", may_differ::kSums}, &setup.cp_kind,
+           "how queries meet keys over cp", {"ring", "rsa", "ulysses"});
+  line.add({"--cp-layout", may_differ::kSums}, &setup.cp_layout,
+           "which tokens a rank of cp holds",
+           {"contiguous", "zigzag", "striped"});
   std::string names;
   for (const std::string& name : pipeline::schedules::schedule_names()) {
     names += (names.empty() ? "" : ", ") + name;
   }
-  line.add("--schedule", &setup.schedule, names).may_differ(may_differ::kSums);
-  line.add("--micro-batches", &setup.micro_batches,
-           "equal pieces of a replica's part of the batch", 1, 1 << 20)
-      .may_differ(may_differ::kSums);
-  line.add("--chunks", &setup.chunks, "interleaved: stages per rank", 2)
-      .may_differ(may_differ::kPlace);
-  line.add("--partition", &setup.partition, kPartitionHelp)
-      .may_differ(may_differ::kPlace);
-  line.add_mode("--recompute", &setup.recompute,
+  line.add({"--schedule", may_differ::kSums}, &setup.schedule, names);
+  line.add({"--micro-batches", may_differ::kSums}, &setup.micro_batches,
+           "equal pieces of a replica's part of the batch", 1, 1 << 20);
+  line.add({"--chunks", may_differ::kPlace}, &setup.chunks,
+           "interleaved: stages per rank", 2);
+  line.add({"--partition", may_differ::kPlace}, &setup.partition,
+           kPartitionHelp);
+  line.add_mode({"--recompute", may_differ::kPlace}, &setup.recompute,
                 "what runs forward again before its backward: a whole stage, "
                 "its blocks one by one, attention alone",
-                {"always", "except_last", "never", "blocks", "attention"})
-      .may_differ(may_differ::kPlace);
-  line.add_bytes("--bucket-bytes", &setup.bucket_bytes,
-                 "gradients travel in buckets of about this size")
-      .may_differ(may_differ::kSums);
-  line.add("--overlap-grad-reduce", &setup.overlap_grad_reduce,
+                {"always", "except_last", "never", "blocks", "attention"});
+  line.add_bytes({"--bucket-bytes", may_differ::kSums}, &setup.bucket_bytes,
+                 "gradients travel in buckets of about this size");
+  line.add({"--overlap-grad-reduce", may_differ::kSums},
+           &setup.overlap_grad_reduce,
            "a bucket leaves while backward goes on, once the last micro-batch "
-           "has filled it (Megatron-LM)")
-      .may_differ(may_differ::kSums);
+           "has filled it (Megatron-LM)");
   line.add("--num-experts", &setup.experts,
            "experts of each layer in the place of its MLP; 1: none", 1,
            1 << 20);
-  line.add("--ep", &setup.ep, "replicas that share a set of experts", 1)
-      .may_differ(may_differ::kRanks);
+  line.add({"--ep", may_differ::kRanks}, &setup.ep,
+           "replicas that share a set of experts", 1);
   line.add("--top-k", &setup.top_k, "experts that a token visits", 1);
   line.add("--capacity-factor", &setup.capacity_factor,
            "slots of an expert, as a multiple of an even load", 0.01);
-  line.add("--expert-tp", &setup.expert_tp,
-           "tp cuts experts' hidden units, not their slots")
-      .may_differ(may_differ::kRanks);
+  line.add({"--expert-tp", may_differ::kRanks}, &setup.expert_tp,
+           "tp cuts experts' hidden units, not their slots");
   line.add("--aux-coefficient", &setup.aux_coefficient,
            "of the loss that balances the load of experts");
   line.add("--noise", &setup.noise, "noise in the gates of experts",

@@ -29,9 +29,8 @@ Program program(CommandLine& line) {
                 "together, with ZeRO.");
   add_shared_options(line, options);
   add_options(line, setup);
-  line.add("--print-combinations", &prints_combinations,
-           "print which axes and stages of ZeRO go together, and exit")
-      .may_differ(may_differ::kOutput);
+  line.add({"--print-combinations", may_differ::kOutput}, &prints_combinations,
+           "print which axes and stages of ZeRO go together, and exit");
   line.parse();
   if (prints_combinations) {
     return instead_of_training([] {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "chapters/07_tensor_parallel/parallel_state.h"
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"

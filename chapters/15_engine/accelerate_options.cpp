@@ -29,7 +29,7 @@ void add_plugin_fields(CommandLine& line, ScriptOptions& script) {
   };
   const auto field = [&](const char* flag, auto* value, const char* why_differ,
                          const char* help, auto... limits) {
-    line.add(flag, value, help, limits...).may_differ(why_differ);
+    line.add({flag, why_differ}, value, help, limits...);
     flags->emplace_back(flag);
   };
   begin("fsdp", "FullyShardedDataParallelPlugin");
@@ -84,37 +84,35 @@ void add_options(CommandLine& line, ScriptOptions& script) {
   AcceleratorOptions& accelerator = script.accelerator;
   run.lr_schedule = "linear";
   line.group("Processes");
-  line.add("--world-size", &run.world_size, "number of processes", 1, 1 << 16)
-      .may_differ(may_differ::kRanks);
-  line.add("--backend", &run.backend, "what the processes are",
-           {"threads", "gloo", "nccl"},
-           "the loop reads losses, which --backend sim does not have")
-      .may_differ(may_differ::kRanks);
-  line.add("--device", &run.device, "where tensors live", {"cpu", "cuda"})
-      .may_differ(may_differ::kSums);
+  line.add({"--world-size", may_differ::kRanks}, &run.world_size,
+           "number of processes", 1, 1 << 16);
+  line.add({"--backend", may_differ::kRanks}, &run.backend,
+           "what the processes are", {"threads", "gloo", "nccl"},
+           "the loop reads losses, which --backend sim does not have");
+  line.add({"--device", may_differ::kSums}, &run.device, "where tensors live",
+           {"cpu", "cuda"});
   accept_local_rank(line);
   line.group("Model and data");
-  line.add("--model", &run.model, "a GPT by name, or a config FILE.json")
-      .may_differ("its keys are compared, not its name");
+  line.add({"--model", "its keys are compared, not its name"}, &run.model,
+           "a GPT by name, or a config FILE.json");
   line.add("--dtype", &run.dtype, "element type of the model", {"f32", "f64"});
   line.add("--data", &run.data, "as of the chapters: book, walk, FILE, ...");
-  line.add("--data-format", &run.data_format, "of FILE",
-           {"auto", "bytes", "u16", "u32"})
-      .may_differ("the tokens are compared, however they were read");
+  line.add({"--data-format", "the tokens are compared, however they were read"},
+           &run.data_format, "of FILE", {"auto", "bytes", "u16", "u32"});
   line.add("--seq", &run.seq, "tokens per sample", 1);
   line.add("--seed", &run.seed, "seed of weights and of the samples' order");
   line.add("--num-samples", &script.num_samples, "samples of an epoch", 1);
-  line.add("--eval-samples", &script.eval_samples,
-           "samples of the evaluation, behind the others", 1)
-      .may_differ(may_differ::kOutput);
+  line.add({"--eval-samples", may_differ::kOutput}, &script.eval_samples,
+           "samples of the evaluation, behind the others", 1);
   line.group("Script");
-  line.add("--batch-size", &script.batch_size,
-           "samples of a process; of all together with --split-batches", 1)
-      .may_differ("the samples of an update are compared");
+  line.add({"--batch-size", "the samples of an update are compared"},
+           &script.batch_size,
+           "samples of a process; of all together with --split-batches", 1);
   line.add("--shuffle", &script.shuffle, "another order in each epoch");
   line.add("--drop-last", &script.drop_last, "leave out an unfinished round");
-  line.add("--num-train-epochs", &script.epochs, "epochs", 1)
-      .may_differ("the updates are compared where rates depend on them");
+  line.add({"--num-train-epochs",
+            "the updates are compared where rates depend on them"},
+           &script.epochs, "epochs", 1);
   line.add("--max-train-steps", &script.max_train_steps,
            "stop after so many updates; 0: at the end of the last epoch")
       .compared_if([&run] { return run.lr_schedule != "constant"; });
@@ -123,36 +121,33 @@ void add_options(CommandLine& line, ScriptOptions& script) {
   line.add("--lr", &run.optimizer_options.lr, "learning rate");
   line.add("--weight-decay", &run.optimizer_options.weight_decay,
            "as PyTorch's optimizers");
-  line.add("--lr-scheduler-type", &run.lr_schedule, "of one process's updates",
-           {"linear", "cosine", "constant"})
-      .may_differ("it is --lr-schedule");
-  line.add("--num-warmup-steps", &run.warmup, "steps over which the rate rises")
-      .may_differ("it is --warmup");
+  line.add({"--lr-scheduler-type", "it is --lr-schedule"}, &run.lr_schedule,
+           "of one process's updates", {"linear", "cosine", "constant"});
+  line.add({"--num-warmup-steps", "it is --warmup"}, &run.warmup,
+           "steps over which the rate rises");
   line.add("--max-grad-norm", &script.max_grad_norm,
            "largest norm of a gradient; 0 for no clipping");
-  line.add("--checkpointing-steps", &script.checkpointing_steps,
-           "updates between two calls of save_state")
-      .may_differ(may_differ::kOutput);
-  line.add("--output-dir", &script.output_dir,
-           "their folder, in which a state is step_N")
-      .may_differ(may_differ::kOutput);
-  line.add("--resume-from-checkpoint", &script.resume_from_checkpoint,
-           "load_state from this folder, such as DIR/step_N")
-      .may_differ(may_differ::kOutput);
-  line.add("--check", &run.check, "compare with one process")
-      .may_differ(may_differ::kOutput);
+  line.add({"--checkpointing-steps", may_differ::kOutput},
+           &script.checkpointing_steps,
+           "updates between two calls of save_state");
+  line.add({"--output-dir", may_differ::kOutput}, &script.output_dir,
+           "their folder, in which a state is step_N");
+  line.add({"--resume-from-checkpoint", may_differ::kOutput},
+           &script.resume_from_checkpoint,
+           "load_state from this folder, such as DIR/step_N");
+  line.add({"--check", may_differ::kOutput}, &run.check,
+           "compare with one process");
   line.group("Accelerator");
-  line.add("--plugin", &script.plugin, "the library",
-           {"ddp", "fsdp", "deepspeed", "megatron"})
-      .may_differ(may_differ::kPlace);
+  line.add({"--plugin", may_differ::kPlace}, &script.plugin, "the library",
+           {"ddp", "fsdp", "deepspeed", "megatron"});
   line.add("--mixed-precision", &accelerator.mixed_precision,
            "element type that the model is cast to", {"no", "bf16", "fp16"});
-  line.add("--gradient-accumulation-steps",
-           &accelerator.gradient_accumulation_steps, "batches of an update", 1)
-      .may_differ("the samples of an update are compared");
-  line.add("--split-batches", &accelerator.split_batches,
-           "cut every batch into one part per process")
-      .may_differ("the samples of an update are compared");
+  line.add({"--gradient-accumulation-steps",
+            "the samples of an update are compared"},
+           &accelerator.gradient_accumulation_steps, "batches of an update", 1);
+  line.add({"--split-batches", "the samples of an update are compared"},
+           &accelerator.split_batches,
+           "cut every batch into one part per process");
   line.add("--even-batches", &accelerator.even_batches,
            "repeat the first samples in a round that is not full");
   add_plugin_fields(line, script);

@@ -24,13 +24,11 @@ Program program(CommandLine& line) {
   bool& prints_config = line.own<bool>(false);
   line.describe("ch15_engine", "One config, any strategy.");
   add_shared_options(line, options);
-  line.add("--config", &file,
-           "FILE.json with DeepSpeed's keys, or the text itself, {...}")
-      .may_differ("its keys are compared one by one");
-  line.add("--print-config", &prints_config,
+  line.add({"--config", "its keys are compared one by one"}, &file,
+           "FILE.json with DeepSpeed's keys, or the text itself, {...}");
+  line.add({"--print-config", may_differ::kOutput}, &prints_config,
            "print what acts, what was filled in, what has no effect, and "
-           "every key with its value, and exit")
-      .may_differ(may_differ::kOutput);
+           "every key with its value, and exit");
   line.refuse("--micro-batches",
               "the config has them: gradient_accumulation_steps");
   line.parse();

@@ -366,7 +366,7 @@ void stage_run(Module& stage, const Tensors& inputs, const LayerInput& spec,
 // --- chapters/common/run/command_line.h
 void compared(CommandLine& line, int k, double mb, const std::string& why) {
   line.add("--top-k", &k, "experts that a token visits", 1);
-  line.add("--bucket-mb", &mb, "size of a bucket").may_differ(why);
+  line.add({"--bucket-mb", why}, &mb, "size of a bucket");
 }
 
 // --- chapters/common/run/options.h

@@ -234,15 +234,13 @@ std::vector<int> cuts_of(const Options& options, const std::string& partition,
 }
 
 void add_recompute(CommandLine& line, std::string& mode, bool& is_early) {
-  line.add_mode("--recompute", &mode,
+  line.add_mode({"--recompute", may_differ::kPlace}, &mode,
                 "which micro-batches keep only their stage's input, and run "
                 "forward again before their backward; except_last: not those "
                 "whose backward is next",
-                {"always", "except_last", "never"})
-      .may_differ(may_differ::kPlace);
-  line.add("--early-recompute", &is_early,
-           "run forward again before the gradient arrives")
-      .may_differ(may_differ::kPlace);
+                {"always", "except_last", "never"});
+  line.add({"--early-recompute", may_differ::kPlace}, &is_early,
+           "run forward again before the gradient arrives");
 }
 
 }  // namespace shardbook

@@ -72,19 +72,20 @@ struct CommandLine::Impl {
   std::string group = "Options";
   std::vector<CLI::Option*> only_in_help_all;
 
-  Added know(const std::string& flag, const Show& show) {
-    options.push_back({flag, show, show(), ""});
+  Added know(const Flag& flag, const Show& show) {
+    options.push_back({flag.name, show, show(), flag.why_not});
     return Added(*this, options.size() - 1);
   }
 
   /// Adds an option that takes one value and is checked by `parse_value`,
   /// which returns what is wrong, or nothing. `show` returns its value.
-  Added add(const std::string& flag, const std::string& type,
-            const std::string& help, const Show& show,
+  Added add(const Flag& flag, const std::string& type, const std::string& help,
+            const Show& show,
             std::function<std::string(const std::string&)> parse_value) {
     app.add_option_function<std::string>(
-           flag,
-           [this, flag, parse_value](const std::string& given_text) {
+           flag.name,
+           [this, flag = flag.name,
+            parse_value](const std::string& given_text) {
              const auto alone = when_alone.find(flag);
              const bool is_alone =
                  given_text.empty() && alone != when_alone.end();
@@ -103,8 +104,8 @@ struct CommandLine::Impl {
   }
 
   template <typename T>
-  Added add_number(const std::string& flag, T* value, const std::string& help,
-                   T min, T max) {
+  Added add_number(const Flag& flag, T* value, const std::string& help, T min,
+                   T max) {
     return add(
         flag, std::is_floating_point_v<T> ? "NUMBER" : "INTEGER", help,
         [value] { return fmt::format("{}", *value); },
@@ -139,10 +140,6 @@ void CommandLine::keep(std::shared_ptr<void> value) {
   impl_->kept.push_back(std::move(value));
 }
 
-void CommandLine::Added::may_differ(const std::string& why) const {
-  line_.options[option_].why_not = why;
-}
-
 void CommandLine::Added::otherwise(const std::string& value) const {
   line_.options[option_].otherwise = value;
 }
@@ -165,7 +162,7 @@ void CommandLine::shorten_help(const std::vector<std::string>& shown) {
   }
 }
 
-CommandLine::Added CommandLine::add(const std::string& flag, std::string* value,
+CommandLine::Added CommandLine::add(const Flag& flag, std::string* value,
                                     const std::string& help,
                                     const std::vector<std::string>& allowed,
                                     const std::string& otherwise) {
@@ -184,13 +181,13 @@ CommandLine::Added CommandLine::add(const std::string& flag, std::string* value,
 }
 
 CommandLine::Added CommandLine::add_mode(
-    const std::string& flag, std::string* value, const std::string& help,
+    const Flag& flag, std::string* value, const std::string& help,
     const std::vector<std::string>& allowed) {
   const Added added = add(flag, value, help, allowed);
   // CLI11 would take the default for a value that is left out
-  impl_->app.get_option(flag)->expected(0, 1)->default_str("")->type_name(
+  impl_->app.get_option(flag.name)->expected(0, 1)->default_str("")->type_name(
       "NAME [" + *value + "]");
-  impl_->when_alone[flag] = allowed.front();
+  impl_->when_alone[flag.name] = allowed.front();
   return added;
 }
 
@@ -217,33 +214,31 @@ void CommandLine::add_of_launcher(const std::vector<std::string>& flags,
       ->group("");
 }
 
-CommandLine::Added CommandLine::add(const std::string& flag,
-                                    std::int64_t* value,
+CommandLine::Added CommandLine::add(const Flag& flag, std::int64_t* value,
                                     const std::string& help, std::int64_t min,
                                     std::int64_t max) {
   return impl_->add_number(flag, value, help, min, max);
 }
 
-CommandLine::Added CommandLine::add(const std::string& flag, int* value,
+CommandLine::Added CommandLine::add(const Flag& flag, int* value,
                                     const std::string& help, int min, int max) {
   return impl_->add_number(flag, value, help, min, max);
 }
 
-CommandLine::Added CommandLine::add(const std::string& flag, double* value,
+CommandLine::Added CommandLine::add(const Flag& flag, double* value,
                                     const std::string& help, double min,
                                     double max) {
   return impl_->add_number(flag, value, help, min, max);
 }
 
-CommandLine::Added CommandLine::add(const std::string& flag,
-                                    std::uint64_t* value,
+CommandLine::Added CommandLine::add(const Flag& flag, std::uint64_t* value,
                                     const std::string& help) {
   constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
   return impl_->add_number(flag, value, help, std::uint64_t{0},
                            std::uint64_t{kMost});
 }
 
-CommandLine::Added CommandLine::add(const std::string& flag, DType* value,
+CommandLine::Added CommandLine::add(const Flag& flag, DType* value,
                                     const std::string& help,
                                     const std::vector<std::string>& allowed) {
   return impl_->add(
@@ -256,16 +251,16 @@ CommandLine::Added CommandLine::add(const std::string& flag, DType* value,
       });
 }
 
-CommandLine::Added CommandLine::add(const std::string& flag, bool* value,
+CommandLine::Added CommandLine::add(const Flag& flag, bool* value,
                                     const std::string& help) {
-  const std::string name = flag.substr(2);
+  const std::string name = flag.name.substr(2);
   const std::string both =
-      flag + ",!--" +
+      flag.name + ",!--" +
       (name.rfind("no-", 0) == 0 ? name.substr(3) : "no-" + name);
   impl_->app
       .add_flag_function(
           both,
-          [this, flag, value](std::int64_t count) {
+          [this, flag = flag.name, value](std::int64_t count) {
             *value = count > 0;
             impl_->given.emplace_back(flag, *value ? "true" : "false");
           },
@@ -274,8 +269,7 @@ CommandLine::Added CommandLine::add(const std::string& flag, bool* value,
   return impl_->know(flag, [value] { return *value ? "true" : "false"; });
 }
 
-CommandLine::Added CommandLine::add_bytes(const std::string& flag,
-                                          std::int64_t* value,
+CommandLine::Added CommandLine::add_bytes(const Flag& flag, std::int64_t* value,
                                           const std::string& help) {
   return impl_->add(
       flag, "BYTES", help, [value] { return std::to_string(*value); },

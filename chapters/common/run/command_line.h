@@ -35,13 +35,22 @@ inline constexpr char kFirstWeights[] =
     "it sets the first weights, in whose place come those of the checkpoint";
 }  // namespace may_differ
 
+/// The name of an option. `why_not`: --resume does not compare it, since it does
+/// not change the numbers, or they are compared elsewhere; "": it does.
+struct Flag {
+  Flag(const char* name) : name(name) {}
+  Flag(std::string name, std::string why_not = "")
+      : name(std::move(name)), why_not(std::move(why_not)) {}
+  std::string name, why_not;
+};
+
 /// Options by name, each with a check of its own. Wraps CLI11.
 ///
 /// --resume compares every option with the run that it continues, unless the
 /// option's declaration has a reason why it may differ:
 ///
 ///   line.add("--top-k", &k, "experts that a token visits", 1);
-///   line.add("--bucket-mb", &mb, "size of a bucket").may_differ(why);
+///   line.add({"--bucket-mb", why}, &mb, "size of a bucket");
 class CommandLine {
   struct Impl;
 
@@ -49,9 +58,6 @@ class CommandLine {
   /// The option that was just added.
   class Added {
    public:
-    /// --resume does not compare it; `why`: it does not change the numbers, or
-    /// they are compared elsewhere.
-    void may_differ(const std::string& why) const;
     /// Programs without the option train as with this value of it, which is not
     /// its default.
     void otherwise(const std::string& value) const;
@@ -95,35 +101,31 @@ class CommandLine {
   void shorten_help(const std::vector<std::string>& shown);
 
   /// `otherwise` ends the message about a value that is not allowed.
-  Added add(const std::string& flag, std::string* value,
-            const std::string& help,
+  Added add(const Flag& flag, std::string* value, const std::string& help,
             const std::vector<std::string>& allowed = {},
             const std::string& otherwise = "");
   /// The same for a name that may be left out; the default is the first of
   /// `allowed`.
-  Added add_mode(const std::string& flag, std::string* value,
-                 const std::string& help,
+  Added add_mode(const Flag& flag, std::string* value, const std::string& help,
                  const std::vector<std::string>& allowed);
   /// Rejects an option, for a reason: "FLAG VALUE: WHY".
   void refuse(const std::string& flag, const std::string& why);
-  Added add(const std::string& flag, std::int64_t* value,
-            const std::string& help, std::int64_t min = 0,
-            std::int64_t max = std::int64_t{1} << 40);
-  Added add(const std::string& flag, int* value, const std::string& help,
-            int min = 0, int max = 1 << 20);
-  Added add(const std::string& flag, double* value, const std::string& help,
+  Added add(const Flag& flag, std::int64_t* value, const std::string& help,
+            std::int64_t min = 0, std::int64_t max = std::int64_t{1} << 40);
+  Added add(const Flag& flag, int* value, const std::string& help, int min = 0,
+            int max = 1 << 20);
+  Added add(const Flag& flag, double* value, const std::string& help,
             double min = 0, double max = 1e30);
-  Added add(const std::string& flag, std::uint64_t* value,
-            const std::string& help);
+  Added add(const Flag& flag, std::uint64_t* value, const std::string& help);
   /// What launchers add for one rank: neither in --help nor among values().
   void add_of_launcher(const std::vector<std::string>& flags, int* value);
   /// By name: "f32".
-  Added add(const std::string& flag, DType* value, const std::string& help,
+  Added add(const Flag& flag, DType* value, const std::string& help,
             const std::vector<std::string>& allowed);
   /// "--check": also understands "--no-check", and "--no-sync" "--sync".
-  Added add(const std::string& flag, bool* value, const std::string& help);
+  Added add(const Flag& flag, bool* value, const std::string& help);
   /// "512MiB", "2GB", "100000": bytes.
-  Added add_bytes(const std::string& flag, std::int64_t* value,
+  Added add_bytes(const Flag& flag, std::int64_t* value,
                   const std::string& help);
 
   /// Runs after the options have been read.

@@ -41,83 +41,72 @@ void add_shared_options(CommandLine& line, Options& o,
                         const std::string& no_other) {
   o.chapter = chapter_of(line.program());
   line.group("Ranks");
-  line.add("--world-size", &o.world_size, "number of ranks", 1, 1 << 16)
-      .may_differ(may_differ::kRanks);
-  line.add("--backend", &o.backend, "what the ranks are", backends, no_other)
-      .may_differ(may_differ::kRanks);
-  line.add("--device", &o.device, "where tensors live", {"cpu", "cuda"})
-      .may_differ(may_differ::kSums);
-  line.add_bytes("--device-memory", &o.device_memory_bytes,
-                 "capacity of each device; 0 for no limit")
-      .may_differ(may_differ::kPlace);
+  line.add({"--world-size", may_differ::kRanks}, &o.world_size,
+           "number of ranks", 1, 1 << 16);
+  line.add({"--backend", may_differ::kRanks}, &o.backend, "what the ranks are",
+           backends, no_other);
+  line.add({"--device", may_differ::kSums}, &o.device, "where tensors live",
+           {"cpu", "cuda"});
+  line.add_bytes({"--device-memory", may_differ::kPlace},
+                 &o.device_memory_bytes,
+                 "capacity of each device; 0 for no limit");
   line.add("--tf32", &o.tf32,
            "with --device cuda: products of f32 on tensor cores, from operands "
            "of 10 bits");
-  line.add("--deterministic", &o.deterministic,
-           "sum in one fixed order, whatever the shape")
-      .may_differ(may_differ::kSums);
-  line.add("--rendezvous-sends", &o.rendezvous_sends,
+  line.add({"--deterministic", may_differ::kSums}, &o.deterministic,
+           "sum in one fixed order, whatever the shape");
+  line.add({"--rendezvous-sends", may_differ::kPlace}, &o.rendezvous_sends,
            "threads: a send is done when its receiver has the message, however "
-           "small; by default up to 64 KiB are buffered")
-      .may_differ(may_differ::kPlace);
-  line.add("--timeout", &o.timeout_s,
+           "small; by default up to 64 KiB are buffered");
+  line.add({"--timeout", may_differ::kPlace}, &o.timeout_s,
            "seconds a call waits for its peers before it names who is missing",
-           0.001)
-      .may_differ(may_differ::kPlace);
-  line.add("--rendezvous", &o.rendezvous,
+           0.001);
+  line.add({"--rendezvous", may_differ::kPlace}, &o.rendezvous,
            "processes on several hosts: file:FOLDER, tcp:HOST:PORT or "
-           "redis:HOST:PORT")
-      .may_differ(may_differ::kPlace);
-  line.add("--interface", &o.network_interface,
-           "processes on several hosts: network interface, such as eth0")
-      .may_differ(may_differ::kPlace);
+           "redis:HOST:PORT");
+  line.add({"--interface", may_differ::kPlace}, &o.network_interface,
+           "processes on several hosts: network interface, such as eth0");
   accept_local_rank(line);
   line.group("Model");
-  line.add("--model", &o.model,
+  line.add({"--model", "its keys are compared, not its name"}, &o.model,
            "mlp, gpt-nano, gpt-micro, gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
            "gpt-1.3b, gpt-6.7b, gpt-13b, gpt-70b, gpt-175b, llama-nano, "
            "llama-micro, smollm2-135m, llama-3.2-1b, llama-2-7b, llama-3.1-8b, "
            "llama-3.1-70b, llama-3.1-405b, mistral-7b, qwen2.5-0.5b, "
            "qwen3-0.6b, mixtral-8x7b, qwen3-30b-a3b, resnet18, resnet50, or a "
-           "config FILE.json of a GPT-2 or ResNet or Llama")
-      .may_differ("its keys are compared, not its name");
+           "config FILE.json of a GPT-2 or ResNet or Llama");
   line.add("--dtype", &o.dtype, "element type of the model",
            {"f32", "f64", "bf16", "f16"});
   line.add("--dropout", &o.dropout, "probability", 0, 0.999);
-  line.add("--load", &o.load,
-           "begin with these weights (safetensors); does not continue a run")
-      .may_differ(may_differ::kFirstWeights);
-  line.add("--save", &o.save,
+  line.add({"--load", may_differ::kFirstWeights}, &o.load,
+           "begin with these weights (safetensors); does not continue a run");
+  line.add({"--save", may_differ::kOutput}, &o.save,
            "write the weights here at the end (safetensors); the file is "
-           "replaced as a whole or not at all")
-      .may_differ(may_differ::kOutput);
-  line.add("--save-names", &o.save_names,
+           "replaced as a whole or not at all");
+  line.add({"--save-names", may_differ::kOutput}, &o.save_names,
            "the names of a ResNet's weights in --save; those of a GPT are "
            "transformers'",
-           {"torchvision", "transformers"})
-      .may_differ(may_differ::kOutput);
-  line.add("--save-non-finite", &o.save_non_finite,
-           "--save also weights that are infinite or not a number")
-      .may_differ(may_differ::kOutput);
+           {"torchvision", "transformers"});
+  line.add({"--save-non-finite", may_differ::kOutput}, &o.save_non_finite,
+           "--save also weights that are infinite or not a number");
   line.group("Data");
   line.add("--data", &o.data,
            "book, random, walk (a random walk), FILE (text, as bytes) or a "
            "file of token ids: .npy, .u16, .u32, llm.c's .bin, Megatron-LM's "
            ".bin; images are random");
-  line.add("--data-format", &o.data_format,
+  line.add({"--data-format", "the tokens are compared, however they were read"},
+           &o.data_format,
            "how FILE is read: auto, by its header and name; token ids without "
            "a header, as nanoGPT's .bin (u16); or any bytes",
-           {"auto", "bytes", "u16", "u32"})
-      .may_differ("the tokens are compared, however they were read");
+           {"auto", "bytes", "u16", "u32"});
   line.add("--batch", &o.batch, "samples per step, over all ranks", 1);
   line.add("--seq", &o.seq, "tokens per sample", 1);
   line.add("--image-size", &o.image_size, "height and width of images", 1,
            4096);
   line.add("--seed", &o.seed, "seed of weights and dropout");
-  line.add("--logits", &o.logits,
+  line.add({"--logits", may_differ::kOutput}, &o.logits,
            "write the first batch and its logits after training (safetensors), "
-           "or to FILE.npy the logits alone")
-      .may_differ(may_differ::kOutput);
+           "or to FILE.npy the logits alone");
   line.group("Training");
   line.add("--steps", &o.steps, "optimizer steps").compared_if([&o] {
     return o.lr_schedule != "constant";
@@ -136,41 +125,34 @@ void add_shared_options(CommandLine& line, Options& o,
            {"constant", "linear", "cosine"});
   line.add("--warmup", &o.warmup, "steps over which the rate rises");
   line.add("--clip", &o.clip, "largest gradient norm; 0 for none");
-  line.add("--checkpoint", &o.checkpoint,
+  line.add({"--checkpoint", may_differ::kOutput}, &o.checkpoint,
            "keep the training here, a folder: weights, optimizer, step; at the "
-           "end and at SIGINT and SIGTERM, which then lose nothing")
-      .may_differ(may_differ::kOutput);
-  line.add("--checkpoint-every", &o.checkpoint_every,
-           "steps between checkpoints, of which the last two are kept")
-      .may_differ(may_differ::kOutput);
-  line.add("--resume", &o.resume,
+           "end and at SIGINT and SIGTERM, which then lose nothing");
+  line.add({"--checkpoint-every", may_differ::kOutput}, &o.checkpoint_every,
+           "steps between checkpoints, of which the last two are kept");
+  line.add({"--resume", may_differ::kOutput}, &o.resume,
            "go on from the newest checkpoint in --checkpoint, on any number of "
-           "ranks; --steps counts from the beginning")
-      .may_differ(may_differ::kOutput);
+           "ranks; --steps counts from the beginning");
   line.group("Cluster");
-  line.add("--cluster", &o.cluster,
-           "where virtual time passes: a preset, FILE.json, or none")
-      .may_differ(may_differ::kPlace);
-  add_software(line, o.cluster).may_differ(may_differ::kPlace);
-  line.add("--timeline", &o.timeline,
+  line.add({"--cluster", may_differ::kPlace}, &o.cluster,
+           "where virtual time passes: a preset, FILE.json, or none");
+  add_software(line, o.cluster);
+  line.add({"--timeline", may_differ::kOutput}, &o.timeline,
            "virtual time: text (the last step), or FILE.json for Perfetto "
-           "(Chrome trace; of a long run the first and the last steps)")
-      .may_differ(may_differ::kOutput);
-  line.add("--trace", &o.trace,
-           "every event in wall time, for Perfetto (Chrome trace JSON)")
-      .may_differ(may_differ::kOutput);
-  line.add("--fold", &o.fold, "sim: run ranks that do the same once")
-      .may_differ(may_differ::kPlace);
+           "(Chrome trace; of a long run the first and the last steps)");
+  line.add({"--trace", may_differ::kOutput}, &o.trace,
+           "every event in wall time, for Perfetto (Chrome trace JSON)");
+  line.add({"--fold", may_differ::kPlace}, &o.fold,
+           "sim: run ranks that do the same once");
   line.group("Output");
-  line.add("--format", &o.format, "of the report", {"text", "json"})
-      .may_differ(may_differ::kOutput);
-  line.add("--report", &o.report,
-           "write the report here, as JSON, beside what --format prints")
-      .may_differ(may_differ::kOutput);
-  line.add("--log", &o.log, "one JSON object per step (JSON lines)")
-      .may_differ(may_differ::kOutput);
-  line.add("--check", &o.check, "compare with one device")
-      .may_differ(may_differ::kOutput);
+  line.add({"--format", may_differ::kOutput}, &o.format, "of the report",
+           {"text", "json"});
+  line.add({"--report", may_differ::kOutput}, &o.report,
+           "write the report here, as JSON, beside what --format prints");
+  line.add({"--log", may_differ::kOutput}, &o.log,
+           "one JSON object per step (JSON lines)");
+  line.add({"--check", may_differ::kOutput}, &o.check,
+           "compare with one device");
   line.shorten_help({"--world-size", "--backend", "--device", "--model",
                      "--dtype", "--data", "--batch", "--seq", "--steps",
                      "--cluster", "--timeline", "--format", "--check"});
@@ -187,7 +169,7 @@ void add_shared_options(CommandLine& line, Options& o,
   line.at_end([&line, &o] { o.effective = line.values(); });
 }
 
-CommandLine::Added add_software(CommandLine& line, std::string& cluster) {
+void add_software(CommandLine& line, std::string& cluster) {
   std::string& given = line.own<std::string>();
   line.after_parse([&given, &cluster] {
     if (given.empty()) return;
@@ -195,8 +177,8 @@ CommandLine::Added add_software(CommandLine& line, std::string& cluster) {
              ": --cluster none has no virtual time; give another --cluster");
     cluster += "+" + given;
   });
-  return line.add("--software", &given,
-                  "what trains on --cluster: a preset or FILE.json; its own");
+  line.add({"--software", may_differ::kPlace}, &given,
+           "what trains on --cluster: a preset or FILE.json; its own");
 }
 
 void accept_local_rank(CommandLine& line) {

@@ -114,7 +114,7 @@ void add_shared_options(CommandLine& line, Options& options,
                         const std::string& no_other = "");
 /// --software: joined to `cluster`, which a --cluster before it sets ("selene" to
 /// "selene+megatron-lm-2022"); its operations, and what it costs the host.
-CommandLine::Added add_software(CommandLine& line, std::string& cluster);
+void add_software(CommandLine& line, std::string& cluster);
 /// Accepts --local_rank (or --local-rank) R, which DeepSpeed's launcher and
 /// torch.distributed.launch add beside the variable LOCAL_RANK. The two must
 /// agree.

@@ -26,12 +26,11 @@ ModelConfig sharded_gpt_config(const ModelOptions& options) {
 }
 
 void add_passes(CommandLine& line, Passes& passes) {
-  line.add("--micro-batches", &passes.micro_batches, "micro-batches per step",
-           1)
-      .may_differ(may_differ::kSums);
-  line.add("--recompute", &passes.recompute,
-           "keep the inputs of blocks only, and compute them again in backward")
-      .may_differ(may_differ::kPlace);
+  line.add({"--micro-batches", may_differ::kSums}, &passes.micro_batches,
+           "micro-batches per step", 1);
+  line.add(
+      {"--recompute", may_differ::kPlace}, &passes.recompute,
+      "keep the inputs of blocks only, and compute them again in backward");
 }
 
 ShardedStrategy::ShardedStrategy(const Options& options, ShardedModel sharded,
