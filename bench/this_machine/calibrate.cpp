@@ -121,38 +121,11 @@ std::vector<Slot> record_steps(const Options& options, int num_steps) {
   return recorder->slots();
 }
 
-/// Solves the normal equations of the columns in `used`; false where they have
-/// no solution or a negative one.
-bool solve(double a[3][4], const std::vector<int>& used, double* x) {
-  double m[3][4];
-  const std::size_t n = used.size();
-  for (std::size_t i = 0; i < n; ++i) {
-    for (std::size_t j = 0; j < n; ++j) m[i][j] = a[used[i]][used[j]];
-    m[i][n] = a[used[i]][3];
-  }
-  for (std::size_t i = 0; i < n; ++i) {
-    if (m[i][i] <= 1e-9 * a[used[i]][used[i]]) return false;
-    for (std::size_t k = 0; k < n; ++k) {
-      if (k == i) continue;
-      const double factor = m[k][i] / m[i][i];
-      for (std::size_t j = i; j <= n; ++j) m[k][j] -= factor * m[i][j];
-    }
-  }
-  x[0] = x[1] = x[2] = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    x[used[i]] = m[i][n] / m[i][i];
-    if (x[used[i]] < 0) return false;
-  }
-  return true;
-}
-
-/// The non-negative fit with the least sum of squared errors, each divided by
-/// seconds^power: the best of those that use some of the columns only.
-Fit best_fit(const std::vector<Sample>& samples,
-             const std::vector<std::vector<int>>& columns, double power) {
+/// The non-negative fit of the first `columns` of fixed time, work and bytes with
+/// the least sum of squared errors, each divided by seconds^power.
+Fit best_fit(const std::vector<Sample>& samples, int columns, double power) {
   // In units near 1: ms, GFLOP, 10 MB.
   double a[3][4] = {};
-  double total = 0;
   for (const Sample& sample : samples) {
     const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
                            sample.seconds};
@@ -160,21 +133,18 @@ Fit best_fit(const std::vector<Sample>& samples,
     for (int i = 0; i < 3; ++i) {
       for (int j = 0; j < 4; ++j) a[i][j] += weight * row[i] * row[j];
     }
-    total += weight * sample.seconds * sample.seconds;
   }
-  Fit best;
-  double least = total;
-  for (const std::vector<int>& used : columns) {
-    double x[3];
-    if (!solve(a, used, x)) continue;
-    // sum of w (t - ax)^2 = sum of w t^2 - 2 b'x + x'Ax, where Ax = b.
-    double error = total;
-    for (int i = 0; i < 3; ++i) error -= a[i][3] * x[i];
-    if (error >= least) continue;
-    least = error;
-    best = {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
+  // The sum is convex: the best of one coordinate after the other ends at the
+  // least
+  double x[3] = {};
+  for (int round = 0; round < 100000; ++round) {
+    for (int i = 0; i < columns; ++i) {
+      double rest = a[i][3];
+      for (int j = 0; j < columns; ++j) rest -= a[i][j] * x[j];
+      if (a[i][i] > 0) x[i] = std::max(0.0, x[i] + rest / a[i][i]);
+    }
   }
-  return best;
+  return {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
 }
 
 ordered_json link_json(double gigabytes_per_s, double latency_s,
@@ -202,12 +172,11 @@ std::string cluster_text(int devices, const ordered_json& device,
 }  // namespace
 
 Fit fit(const std::vector<Sample>& samples) {
-  return best_fit(samples, {{0}, {1}, {0, 1}}, 2);
+  return best_fit(samples, /*columns=*/2, 2);
 }
 
 Fit fit_by_both(const std::vector<Sample>& samples) {
-  return best_fit(samples, {{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}},
-                  1);
+  return best_fit(samples, /*columns=*/3, 1);
 }
 
 std::vector<OperationFit> measure_operations() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "core/check.h"
@@ -44,30 +45,17 @@ double worst_error(const std::vector<Pair>& pairs) {
   return worst;
 }
 
-double weighted_median(std::vector<Weighted> values) {
-  SB_CHECK(!values.empty(), "weighted_median: no values");
-  std::ranges::stable_sort(values, {}, &Weighted::value);
-  double total = 0, below = 0;
-  for (const Weighted& each : values) total += each.weight;
-  for (const Weighted& each : values) {
-    below += each.weight;
-    if (below >= total / 2) return each.value;
-  }
-  return values.back().value;
-}
-
-// |c s / p - 1| is s / p times |c - p / s|: weights and values of a median.
+// The error is piecewise linear in c, with a bend where c meets a row: the least
+// is at a bend.
 double null_mape(const std::vector<Pair>& pairs) {
-  if (pairs.empty()) return 0;
-  std::vector<Weighted> values;
-  for (const Pair& pair : pairs) {
-    values.push_back(
-        {pair.published / pair.null_scale, pair.null_scale / pair.published});
-  }
-  const double best = weighted_median(values);
+  double least = pairs.empty() ? 0 : std::numeric_limits<double>::infinity();
   std::vector<Pair> guesses = pairs;
-  for (Pair& guess : guesses) guess.predicted = best * guess.null_scale;
-  return mape(guesses);
+  for (const Pair& met : pairs) {
+    const double c = met.published / met.null_scale;
+    for (Pair& guess : guesses) guess.predicted = c * guess.null_scale;
+    least = std::min(least, mape(guesses));
+  }
+  return least;
 }
 
 double spearman(const std::vector<double>& a, const std::vector<double>& b) {

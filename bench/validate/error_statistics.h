@@ -24,13 +24,6 @@ double relative_error(const Pair& pair);
 double mape(const std::vector<Pair>& pairs);
 /// The largest absolute relative error.
 double worst_error(const std::vector<Pair>& pairs);
-
-struct Weighted {
-  double value = 0, weight = 1;
-};
-/// The value with half of the weight on either side; minimises the weighted
-/// sum of absolute differences. Throws Error when there are no values.
-double weighted_median(std::vector<Weighted> values);
 /// The smallest mape that predictions of c * null_scale have for any c.
 double null_mape(const std::vector<Pair>& pairs);
 

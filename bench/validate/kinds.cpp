@@ -152,16 +152,11 @@ const std::vector<Kind>& kinds() {
 const Kind& recognise(const std::string& label,
                       const std::vector<std::string>& columns) {
   const Kind* best = nullptr;
-  const Kind* nearest = nullptr;
   for (const Kind& kind : kinds()) {
-    const std::size_t num_missing = missing(kind, columns).size();
-    if (num_missing == 0 &&
+    if (missing(kind, columns).empty() &&
         (best == nullptr ||
          words(kind.columns).size() > words(best->columns).size())) {
       best = &kind;
-    }
-    if (nearest == nullptr || num_missing < missing(*nearest, columns).size()) {
-      nearest = &kind;
     }
   }
   if (best != nullptr) {
@@ -170,9 +165,12 @@ const Kind& recognise(const std::string& label,
   }
   std::vector<std::string> known;
   for (const Kind& kind : kinds()) known.push_back(kind.name);
+  const Kind& nearest = *std::ranges::min_element(
+      kinds(), {},
+      [&](const Kind& kind) { return missing(kind, columns).size(); });
   SB_FAIL(label, ": no known kind of table has the columns ", joined(columns),
-          "; known are ", joined(known), ". The nearest is ", nearest->name,
-          ", which also needs ", joined(missing(*nearest, columns)));
+          "; known are ", joined(known), ". The nearest is ", nearest.name,
+          ", which also needs ", joined(missing(nearest, columns)));
 }
 
 void check_jobs(const Table& table) {

@@ -118,6 +118,67 @@ double resnet101_speed(int stages, int micro_batches, int images) {
   return images * micro_batches / with_gpipe(job, options, checkpoint).seconds;
 }
 
+// --- Bubbles and devices in turn ---------------------------------------------
+
+constexpr int kMaxRanks = 256, kMaxMicroBatches = 2048;
+
+/// A time in milliseconds, which may be 0.
+double milliseconds(const Row& row, const std::string& column) {
+  const double value = row.number(column);
+  SB_CHECK(value >= 0 && value < 1e9, row.place(), ": ", column, " is ", value,
+           "; give milliseconds from 0");
+  return value;
+}
+
+/// T_B is the time of the input's gradient only.
+pipeline::Costs costs_of(const Row& row) {
+  pipeline::Costs costs;
+  costs.forward = milliseconds(row, "T_F_ms");
+  costs.backward_input = milliseconds(row, "T_B_ms");
+  costs.backward_weight = milliseconds(row, "T_W_ms");
+  costs.backward = costs.backward_input + costs.backward_weight;
+  costs.communication = milliseconds(row, "T_comm_ms");
+  return costs;
+}
+
+Outcome outcome_of(const Row& row, const std::string& schedule,
+                   const pipeline::Replay& replay) {
+  const std::string contest =
+      fmt::format("{}, {} stages, {} micro-batches", row.text("model"),
+                  row.count("pp"), row.count("num_microbatches"));
+  return {schedule + ", " + contest,
+          "bubble",
+          {pipeline::window_bubble(replay), row.positive("bubble_rate"), 1,
+           contest},
+          "replay",
+          last_digit(row.text("bubble_rate"))};
+}
+
+/// A step of ResNet-50 in each way.
+model_parallel::Sweep sweep_of(std::int64_t batch, std::int64_t image_size,
+                               std::int64_t split_size) {
+  Options options = planner::shape_options();
+  // The text names no device; a processor of a K80, fitted to its first row,
+  // gives the other three
+  options.cluster = "k80-pcie";
+  options.world_size = 2;
+  options.model = "resnet50";
+  options.batch = batch;
+  options.seq = 1;
+  options.image_size = image_size;
+  options.optimizer = "sgd";
+  return model_parallel::run_sweep(options, {}, {split_size}, /*repeats=*/1);
+}
+
+/// Height of "3x128x128".
+std::int64_t image_size(const Row& row) {
+  const std::string& image = row.text("image");
+  const std::size_t last = image.rfind('x');
+  SB_CHECK(last != std::string::npos && image.rfind("3x", 0) == 0, row.place(),
+           ": image is \"", image, "\"; give 3xHEIGHTxWIDTH");
+  return std::stoll(image.substr(last + 1));
+}
+
 }  // namespace
 
 // Parameters with gradient and one moment, and peak activations, over all
@@ -215,46 +276,6 @@ std::vector<Outcome> torchgpipe(const Row& row) {
   return {outcome};
 }
 
-// --- Bubbles and devices in turn ---------------------------------------------
-
-namespace {
-
-constexpr int kMaxRanks = 256, kMaxMicroBatches = 2048;
-
-/// A time in milliseconds, which may be 0.
-double milliseconds(const Row& row, const std::string& column) {
-  const double value = row.number(column);
-  SB_CHECK(value >= 0 && value < 1e9, row.place(), ": ", column, " is ", value,
-           "; give milliseconds from 0");
-  return value;
-}
-
-/// T_B is the time of the input's gradient only.
-pipeline::Costs costs_of(const Row& row) {
-  pipeline::Costs costs;
-  costs.forward = milliseconds(row, "T_F_ms");
-  costs.backward_input = milliseconds(row, "T_B_ms");
-  costs.backward_weight = milliseconds(row, "T_W_ms");
-  costs.backward = costs.backward_input + costs.backward_weight;
-  costs.communication = milliseconds(row, "T_comm_ms");
-  return costs;
-}
-
-Outcome outcome_of(const Row& row, const std::string& schedule,
-                   const pipeline::Replay& replay) {
-  const std::string contest =
-      fmt::format("{}, {} stages, {} micro-batches", row.text("model"),
-                  row.count("pp"), row.count("num_microbatches"));
-  return {schedule + ", " + contest,
-          "bubble",
-          {pipeline::window_bubble(replay), row.positive("bubble_rate"), 1,
-           contest},
-          "replay",
-          last_digit(row.text("bubble_rate"))};
-}
-
-}  // namespace
-
 // Qi et al. 2023, table 5.
 std::vector<Outcome> bubble_rate(const Row& row) {
   const auto name = choice<std::string>(
@@ -284,35 +305,6 @@ std::vector<Outcome> automatic_bubble_rate(const Row& row) {
   return {outcome_of(row, fmt::format("ZB-{}p", limit),
                      pipeline::replay(schedule, search.costs))};
 }
-
-namespace {
-
-/// A step of ResNet-50 in each way.
-model_parallel::Sweep sweep_of(std::int64_t batch, std::int64_t image_size,
-                               std::int64_t split_size) {
-  Options options = planner::shape_options();
-  // The text names no device; a processor of a K80, fitted to its first row,
-  // gives the other three
-  options.cluster = "k80-pcie";
-  options.world_size = 2;
-  options.model = "resnet50";
-  options.batch = batch;
-  options.seq = 1;
-  options.image_size = image_size;
-  options.optimizer = "sgd";
-  return model_parallel::run_sweep(options, {}, {split_size}, /*repeats=*/1);
-}
-
-/// Height of "3x128x128".
-std::int64_t image_size(const Row& row) {
-  const std::string& image = row.text("image");
-  const std::size_t last = image.rfind('x');
-  SB_CHECK(last != std::string::npos && image.rfind("3x", 0) == 0, row.place(),
-           ": image is \"", image, "\"; give 3xHEIGHTxWIDTH");
-  return std::stoll(image.substr(last + 1));
-}
-
-}  // namespace
 
 std::vector<Outcome> tutorial(const Row& row) {
   require(row.text("model") == "ResNet50",

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "tests" / "docs"), str(ROOT / "chapters" / "table")]
 from chapter_names import find_chapters  # noqa: E402
 from readme_tables import difference  # noqa: E402
 
-#The program, with a build folder that keeps the runs apart
+# The program, with a build folder that keeps the runs apart
 DRIVER = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
