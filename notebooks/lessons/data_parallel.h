@@ -164,10 +164,6 @@ inline std::vector<double> gradient_norms(ProcessGroup& dp, Average average) {
   return {own, grad_norm(mine.parameters()), backward(whole, lesson::batch(0))};
 }
 
-/// A training with small buckets: 0.05 MiB for the first, 0.2 MiB for the others.
-inline const std::string kInBuckets =
-    "02_ddp --first-bucket-mb 0.05 --bucket-mb 0.2" + kSmall + " --steps 12";
-
 /// The buckets of the first step, in the order in which they leave.
 inline Picture first_buckets(const std::string& line) {
   ddp::StrategyOptions setup;
