@@ -1,8 +1,8 @@
 #pragma once
 
-// What the notebooks 15_engine and side_by_side call, which run every strategy of
-// the book: by a config, and on the same model. Trainings, the objects of a script
-// under an engine or an Accelerator, and pictures and tables that compare.
+// What the notebooks 15_engine and side_by_side call, which run every strategy
+// of the book, by a config and on the same model: trainings, the objects of a
+// script under an engine or an Accelerator, and pictures that compare.
 
 #include <algorithm>
 #include <cstdint>
@@ -217,7 +217,7 @@ inline bool trains_under(const std::string& name, const std::string& json) {
   }
 }
 
-// --- Side by side: runs --------------------------------------------------------------------
+// --- Side by side: runs ------------------------------------------------------
 
 struct Model {
   std::string options;
