@@ -32,11 +32,24 @@ namespace nl = nlohmann;
 
 namespace shardbook::notebook {
 
-// A cell may have one using declaration, and this one gives it all three
-// namespaces. Of `pictures`: bars, curve, curves, memory, memories, mesh, schedule,
-// schedules, timeline and timelines.
+// A cell may have one using declaration, and this one gives it both namespaces.
 using namespace shardbook;
-using namespace pictures;
+
+using pictures::Bar;
+using pictures::bars;
+using pictures::curve;
+using pictures::curves;
+using pictures::memories;
+using pictures::memory;
+using pictures::mesh;
+using pictures::NamedSchedule;
+using pictures::NamedTimelines;
+using pictures::Picture;
+using pictures::schedule;
+using pictures::schedules;
+using pictures::Series;
+using pictures::timeline;
+using pictures::timelines;
 
 /// The claims of a run: numbers, bytes, memory and virtual time, each predicted
 /// and counted. No wall time.

@@ -66,8 +66,8 @@ void check_directives(const std::vector<Token>& tokens) {
 
 // ---- Namespaces
 
-/// The { of the namespace block that begins at `i`; tokens.size() if there is no
-/// block, as in `namespace fs = std::filesystem;`.
+/// The { of the namespace block that begins at `i`; tokens.size() if there is
+/// no block, as in `namespace fs = std::filesystem;`.
 std::size_t open_of_namespace(const std::vector<Token>& tokens, std::size_t i) {
   if (tokens[i].text == "inline") ++i;
   if (i == tokens.size() || tokens[i].text != "namespace") return tokens.size();

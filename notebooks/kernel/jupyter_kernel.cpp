@@ -268,8 +268,8 @@ nl::json JupyterKernel::kernel_info_request_impl() {
 }
 
 void JupyterKernel::shutdown_request_impl() {
-  // The globals of cells are destroyed on the thread that made them. Where it has
-  // crashed, there is nothing left to destroy.
+  // The globals of cells are destroyed on the thread that made them. Where it
+  // has crashed, there is nothing left to destroy.
   try_on_cell_thread([&] { compiler_.reset(); });
 }
 

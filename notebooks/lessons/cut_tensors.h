@@ -1,8 +1,8 @@
 #pragma once
 
-// What the notebooks 07_tensor_parallel, 11_dtensor and 12_sequence_parallel call:
-// matrices and sequences and their parts, changes of layout and products, attention
-// in blocks, runs on ranks and on shapes, and tables of their results.
+// What the notebooks 07_tensor_parallel, 11_dtensor and 12_sequence_parallel
+// call: matrices and sequences and their parts, changes of layout and products,
+// attention in blocks, runs on ranks and on shapes, and tables of their results.
 
 #include <algorithm>
 #include <cstddef>
@@ -120,7 +120,7 @@ inline Picture layouts(const Shape& shape,
                  }));
 }
 
-// --- Changes of layout --------------------------------------------------------
+// --- Changes of layout -------------------------------------------------------
 
 /// Whole, cut by rows, cut by columns.
 inline const dtensor::Placements kThree = {
@@ -165,7 +165,7 @@ inline std::string text_of(const Result& result) {
          fixed(result.elements, 0) + " elements sent per rank\n";
 }
 
-// --- Products -----------------------------------------------------------------
+// --- Products ----------------------------------------------------------------
 
 /// Every pair of layouts of X and W on two ranks.
 /// product(world, x, w) is the Result.
@@ -185,7 +185,7 @@ Picture products(const Product& product) {
   return table_of({"X", "W R", "W S(0)", "W S(1)", "all equal"}, kThree, row);
 }
 
-// --- Plans for an MLP -----------------------------------------------------------
+// --- Plans for an MLP --------------------------------------------------------
 
 /// Y = gelu(X W1) W2 on one device, with the gradients of the sum of squares.
 struct Mlp {
@@ -253,7 +253,7 @@ Picture plans(std::int64_t tokens, const TryPlan& try_plan) {
   return table(rows);
 }
 
-// --- Whole trainings --------------------------------------------------------------
+// --- Whole trainings ---------------------------------------------------------
 
 /// GPT 1.3B on the shapes of 8 ranks of `textbook`: exposed communication with
 /// all ranks on tp, where tokens move, and on dp, where weights move.
@@ -270,7 +270,7 @@ inline Picture tokens_or_weights(const std::vector<std::int64_t>& tokens) {
               "comm");
 }
 
-// --- Answers of the exercises -----------------------------------------------------
+// --- Answers of the exercises ------------------------------------------------
 
 /// Of [7, 5] with (S(0), S(0)) on 2 x 3 ranks.
 inline double rank_with_nothing() {

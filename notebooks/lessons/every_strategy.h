@@ -1,8 +1,8 @@
 #pragma once
 
-// What the notebooks 15_engine and side_by_side call, which run every strategy of
-// the book: by a config, and on the same model. Trainings, the objects of a script
-// under an engine or an Accelerator, and pictures and tables that compare.
+// What the notebooks 15_engine and side_by_side call, which run every strategy
+// of the book, by a config and on the same model: trainings, the objects of a
+// script under an engine or an Accelerator, and pictures that compare.
 
 #include <algorithm>
 #include <cstdint>
@@ -217,7 +217,7 @@ inline bool trains_under(const std::string& name, const std::string& json) {
   }
 }
 
-// --- Side by side: runs --------------------------------------------------------------------
+// --- Side by side: runs ------------------------------------------------------
 
 struct Model {
   std::string options;
@@ -256,7 +256,8 @@ inline Row run(
 }
 
 /// All strategies.
-inline std::vector<Row> run_all(const Model& model) {
+inline std::vector<Row> run_all(const Model& model,
+                                const std::string& more = "") {
   std::vector<Row> rows;
   for (const auto& [name, ranks, line] :
        std::vector<std::tuple<const char*, int, const char*>>{
@@ -279,8 +280,8 @@ inline std::vector<Row> run_all(const Model& model) {
             "12_sequence_parallel --kind ring --layout zigzag"},
            {"Ulysses", 4, "12_sequence_parallel --kind ulysses"},
            {"dp x tp x pp", 8, "14_hybrid_3d --tp 2 --pp 2 --zero-stage 1"}}) {
-    rows.push_back(
-        {name, ranks, model.steps, shardbook::run(line + on(ranks, model))});
+    rows.push_back({name, ranks, model.steps,
+                    shardbook::run(line + on(ranks, model) + more)});
   }
   return rows;
 }

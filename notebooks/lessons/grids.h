@@ -1,8 +1,8 @@
 #pragma once
 
 // What the notebooks 08_tensor_parallel_2d, 09_tensor_parallel_2p5d and
-// 10_tensor_parallel_3d call: parts of matrices on a square, on squares and on a
-// cube, products to be checked, and bytes and times in each number of dimensions.
+// 10_tensor_parallel_3d call: parts of matrices on a square, on squares and on
+// a cube, products to be checked, and bytes and times in each of these ways.
 
 #include <algorithm>
 #include <cmath>
@@ -44,8 +44,8 @@ inline double block_elements(double q, double d, double tokens, double h) {
   });
 }
 
-/// For exercises: whether an MLP h -> 4h -> h sends as much in 1D as in 2D on 16
-/// ranks, or as in 3D on 27.
+/// For exercises: whether an MLP h -> 4h -> h sends as much in 1D as in 2D on
+/// 16 ranks, or as in 3D on 27.
 inline bool is_crossover(double tokens, double h, int ranks) {
   const auto elements = [&](double rows, double columns) {
     return ranks == 16 ? summa::linear_elements(4, 1, tokens, rows, columns)

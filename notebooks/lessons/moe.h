@@ -25,7 +25,7 @@ namespace notes {
 
 using namespace shardbook::notebook;
 
-// --- Gates and slots -----------------------------------------------------------
+// --- Gates and slots ---------------------------------------------------------
 
 /// Normal numbers; `lean` is added to the logits of expert 0.
 inline Tensor random_logits(std::int64_t tokens, std::int64_t experts,
@@ -116,15 +116,15 @@ Picture drops(const std::vector<double>& leans,
   return table(rows);
 }
 
-// --- Tokens that travel --------------------------------------------------------
+// --- Tokens that travel ------------------------------------------------------
 
 struct Journey {
   std::vector<double> arrived = {};   ///< [own experts, ranks, slots]
   std::vector<double> returned = {};  ///< [tokens]
 };
 
-/// Two ranks with two experts each. A dot is an empty place; a bar is between the
-/// slots of two ranks.
+/// Two ranks with two experts each. A dot is an empty place; a bar is between
+/// the slots of two ranks.
 inline Picture journeys(const std::vector<Journey>& all) {
   const auto text_of = [](const double* begin, std::size_t size,
                           std::size_t per_rank) {
@@ -151,7 +151,7 @@ inline Picture journeys(const std::vector<Journey>& all) {
   return table(rows);
 }
 
-// --- The gradient of an expert -------------------------------------------------
+// --- The gradient of an expert -----------------------------------------------
 
 inline Tensor tokens_of(int rank) {
   return numbers({4, 1}, joined("tokens of ", rank), /*mean=*/0, /*seed=*/5);
@@ -193,7 +193,7 @@ inline Picture gradients(const std::vector<double>& after_backward,
   return table(rows);
 }
 
-// --- Trainings -----------------------------------------------------------------
+// --- Trainings ---------------------------------------------------------------
 
 inline const std::string kSmall =
     "13_moe --dtype f64 --world-size 4 --batch 8" + kNano;
@@ -255,7 +255,7 @@ inline Picture exposed_shares(const std::vector<double>& widths) {
               {"%", 0.01}, "comm");
 }
 
-// --- Answers -------------------------------------------------------------------
+// --- Answers -----------------------------------------------------------------
 
 /// Bytes of all-to-alls that rank 0 sends in the first step.
 inline double counted_bytes(ProcessGroup& world) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the notebooks 00_single_device, 04_model_parallel and benchmark call: runs
-// of one process on one device and on two, and the numbers in them.
+// What the notebooks 00_single_device, 04_model_parallel and benchmark call:
+// runs of one process on one device and on two, and the numbers in them.
 
 #include <algorithm>
 #include <cstddef>
@@ -43,7 +43,7 @@ inline std::string on_shapes(const std::string& model, std::int64_t batch,
 
 /// The most bytes of all kinds at one time, in the last step on shapes.
 inline double peak(const Report& report) {
-  return memory_peak(sim::last_step(report.timelines));
+  return pictures::memory_peak(sim::last_step(report.timelines));
 }
 
 /// Peaks of steps of 1, 2, 3, ... samples. The lines across are the last step's
@@ -195,8 +195,8 @@ struct CutStep {
   std::vector<CommRecord> records = {};  ///< of the first device
 };
 
-/// `forward(net1, net2, x, second, ledger)` is the output of two layers, the second
-/// of which is on another device.
+/// `forward(net1, net2, x, second, ledger)` is the output of two layers, the
+/// second of which is on another device.
 template <typename Forward>
 CutStep cut_step(std::int64_t rows, const Forward& forward) {
   const Device first = Device::cpu(0), second = Device::cpu(1);
@@ -235,8 +235,8 @@ inline Picture where(const CutStep& step) {
   return table(rows);
 }
 
-/// Compares a training in splits of 4, or on two devices in turn, with one device
-/// over the whole batch.
+/// Compares a training in splits of 4, or on two devices in turn, with one
+/// device over the whole batch.
 inline std::string against_whole_batch(const std::string& variant) {
   model_parallel::Settings settings, whole;
   settings.variant = variant;

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the notebooks 05_gpipe, 06_1f1b and 14_hybrid_3d call: schedules in virtual
-// time, meshes and their groups, trainings in a pipeline, alone and with other
-// axes, and their tables.
+// What the notebooks 05_gpipe, 06_1f1b and 14_hybrid_3d call: schedules in
+// virtual time, meshes and their groups, trainings in a pipeline, alone and with
+// other axes, and their tables.
 
 #include <algorithm>
 #include <cmath>
@@ -171,8 +171,8 @@ inline Picture memory_by_pieces(const std::string& title,
   return bars(title, mapped(names, pieces, bar_of), {"KiB", 1024}, "space");
 }
 
-/// The idle share by tokens of a micro-batch, of 128 micro-batches: eight blocks
-/// of width h on eight ranks of the cluster `textbook`, in f32.
+/// The idle share by tokens of a micro-batch, of 128 micro-batches: eight
+/// blocks of width h on eight ranks of the cluster `textbook`, in f32.
 inline Picture idle_by_tokens(const std::string& title, int h,
                               const std::vector<std::string>& names,
                               const std::vector<int>& tokens) {
@@ -213,7 +213,7 @@ inline std::vector<double> losses(const std::string& name, bool stash) {
       .losses;
 }
 
-// --- 3D: groups ----------------------------------------------------------------
+// --- 3D: groups --------------------------------------------------------------
 
 inline std::string group_text(const std::vector<int>& ranks) {
   std::string text = "{";
@@ -240,14 +240,7 @@ inline Picture groups_table(const Topology& mesh, int ranks_per_node) {
       });
 }
 
-/// The rank with the same part of the model in the other of two replicas.
-inline double peer_of(const Topology& mesh, int rank) {
-  Coord at = mesh.get_coord(rank);
-  at["dp"] = 1 - at["dp"];
-  return mesh.get_rank(at);
-}
-
-// --- 3D: whose gradient? ------------------------------------------------------
+// --- 3D: whose gradient? -----------------------------------------------------
 
 /// A column of eight digits for each title, a row for each rank.
 inline Picture digits_table(const std::vector<std::string>& titles,
@@ -325,7 +318,7 @@ inline Picture counted(const Buckets& ranks, int tp) {
                 cells("everything, on every rank", all)});
 }
 
-// --- 3D: runs ------------------------------------------------------------------
+// --- 3D: runs ----------------------------------------------------------------
 
 /// The ledger of this rank for one step.
 inline std::vector<CommRecord> calls_of_step(ProcessGroup& world,
@@ -397,7 +390,7 @@ inline bool are_good(double my_tp, double my_pp) {
   }
 }
 
-// --- 3D: more devices for one batch --------------------------------------------
+// --- 3D: more devices for one batch ------------------------------------------
 
 /// A step of GPT 6.7B on the shapes of the cluster `textbook`, with 65 536
 /// tokens: with ZeRO-3, and with two ranks per layer and four stages.

@@ -29,7 +29,7 @@ using Reader = std::function<std::string(const std::string& header)>;
 // A name, and the headers of which any one is enough: besides the name's own,
 // those whose interface is made of it.
 const char kNames[] = R"(
-algorithm: find_if any_of clamp copy count fill find max max_element min min_element sort
+algorithm: find_if any_of clamp copy count fill find max max_element min min_element none_of sort
 array: array
 atomic: atomic memory_order_acquire memory_order_relaxed memory_order_release
 chrono: chrono
@@ -46,6 +46,8 @@ functional: function hash less
 initializer_list: initializer_list
 iosfwd ostream iostream: ostream
 iostream: cerr cout
+iterator: istream_iterator
+iterator array map set string vector: begin
 limits: numeric_limits
 list: list
 map: map multimap

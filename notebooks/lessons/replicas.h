@@ -125,13 +125,6 @@ inline Picture speedups(int devices, const std::vector<int>& samples,
                {"limit for any number of devices", limit}, {"", 1});
 }
 
-inline bool are_shares_right(double rows_of_last, double devices_with_rows) {
-  const auto [begin, end] = data_parallel::ceil_chunks(10, 4).back();
-  const std::size_t devices = data_parallel::ceil_chunks(9, 8).size();
-  return rows_of_last == static_cast<double>(end - begin) &&
-         devices_with_rows == static_cast<double>(devices);
-}
-
 /// From the chapter's bill, for rows of no bytes: only weights and gradients.
 inline double through_main(double d, double weight_bytes) {
   double bytes = 0;
@@ -163,10 +156,6 @@ inline std::vector<double> gradient_norms(ProcessGroup& dp, Average average) {
   Gpt whole(lesson::config(), lesson::init());
   return {own, grad_norm(mine.parameters()), backward(whole, lesson::batch(0))};
 }
-
-/// A training with small buckets: 0.05 MiB for the first, 0.2 MiB for the others.
-inline const std::string kInBuckets =
-    "02_ddp --first-bucket-mb 0.05 --bucket-mb 0.2" + kSmall + " --steps 12";
 
 /// The buckets of the first step, in the order in which they leave.
 inline Picture first_buckets(const std::string& line) {
