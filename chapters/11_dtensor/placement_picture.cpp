@@ -144,7 +144,7 @@ std::string picture_svg(const std::string& title,
         const double width =
             unit * static_cast<double>(grid.columns[j + 1] - grid.columns[j]);
         // Neighbours differ in lightness, too.
-        figure.colored_box({x, y, width, kRow},
+        figure.framed_box({x, y, width, kRow},
                            "hsl(" + std::to_string(color * 137 % 360) +
                                ",60%," + std::to_string(92 - color % 3 * 7) +
                                "%)",
