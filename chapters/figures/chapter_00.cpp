@@ -12,7 +12,8 @@
 
 namespace shardbook::figures::page_00 {
 
-// Values that a block keeps for attention and for the MLP, in widths of the model.
+// Values that a block keeps for attention and for the MLP, in widths of the
+// model.
 struct Width {
   const char* name;
   double h;

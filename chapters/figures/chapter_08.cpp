@@ -71,7 +71,7 @@ std::string frames() {
         }
       }
     };
-    // Arrows lead from the block that travels to the others of its row or column
+    // Arrows lead from the block that travels to others of its row or column
     const auto operand = [&](double left, const char* name, const Blocks& moved,
                              bool along_row) {
       cells(left, name, [&](const Box& at, const auto& block) {

@@ -97,8 +97,8 @@ std::string surfaces() {
   return figure.svg();
 }
 
-// A matrix in 4 x 2 parts, with one rank's own part and its neighbour's, which it
-// gathers or sums.
+// A matrix in 4 x 2 parts, with one rank's own part and its neighbour's, which
+// it gathers or sums.
 void draw_parts(Figure& figure, const std::string& name,
                 const std::string& below, const Point& at,
                 const std::pair<int, int>& other,

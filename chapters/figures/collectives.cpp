@@ -1,5 +1,5 @@
-// Before chapter 01, and in comm/algorithms: what collectives do, step by step, and
-// how long they take.
+// Before chapter 01, and in comm/algorithms: what collectives do, step by step,
+// and how long they take.
 
 #include <fmt/format.h>
 
@@ -23,8 +23,8 @@ Tensor room(std::int64_t pieces) {
   return Tensor::empty({pieces}, {DType::kF64, {}});
 }
 
-// Of x, all pieces of this rank, into y. Other ranks than the root may have no x, or
-// no y.
+// Changes x, all pieces of this rank, into y. Other ranks than the root may have
+// no x, or no y.
 struct Collective {
   const char* name;
   bool from_root, to_root;

@@ -16,7 +16,7 @@ namespace shardbook::figures {
 
 using namespace pictures;
 
-// The pages in reading order. Each has a namespace of its own, with its figures.
+// The pages in reading order. Each has its own namespace, with its figures.
 // clang-format off
 #define SB_PAGES(DO) \
   DO(overview) DO(collectives) DO(00) DO(01) DO(02) DO(03) DO(04) \

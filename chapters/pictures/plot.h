@@ -69,8 +69,8 @@ class Plot {
   /// Both.
   void dotted_curve(const std::vector<Value>& values, const Stroke& stroke,
                     const std::string& label = "");
-  /// A text at a value, or `by` pixels beside it; or with this in its middle, or at
-  /// its end.
+  /// A text that begins at a value, or `by` pixels beside it; or that has it in
+  /// its middle, or at its end.
   void text(double x, double y, const std::string& text, const Stroke& stroke,
             const Point& by = {},
             Figure::Anchor anchor = Figure::Anchor::kStart);
