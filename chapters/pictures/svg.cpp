@@ -25,18 +25,25 @@ std::string bar_of(const std::string& drawing) {
       kWidth, drawing);
 }
 
+std::string rect_of(double share, const std::string& css_class) {
+  return fmt::format("<rect class=\"{}\" width=\"{:.1f}\" height=\"10\"/>",
+                     css_class, kWidth * std::clamp(share, 0.0, 1.0));
+}
+
 }  // namespace
 
-std::string bar(double share, const std::string& css_class, double deviation) {
-  const auto pixels = [](double x) { return kWidth * std::clamp(x, 0.0, 1.0); };
-  const std::string rect =
-      fmt::format("<rect class=\"{}\" width=\"{:.1f}\" height=\"10\"/>",
-                  css_class, pixels(share));
-  if (deviation == 0) return bar_of(rect);
-  return bar_of(
-      rect + fmt::format("<path class=\"error\" d=\"M{0:.1f} 5H{1:.1f}"
-                         "M{0:.1f} 2V8M{1:.1f} 2V8\"/>",
-                         pixels(share - deviation), pixels(share + deviation)));
+std::string bar(double share, const std::string& css_class) {
+  return bar_of(rect_of(share, css_class));
+}
+
+std::string bar_with_error(double share, double deviation,
+                           const std::string& css_class) {
+  const double from = kWidth * std::clamp(share - deviation, 0.0, 1.0);
+  const double to = kWidth * std::clamp(share + deviation, 0.0, 1.0);
+  return bar_of(rect_of(share, css_class) +
+                fmt::format("<path class=\"error\" d=\"M{0:.1f} 5H{1:.1f}"
+                            "M{0:.1f} 2V8M{1:.1f} 2V8\"/>",
+                            from, to));
 }
 
 std::string stacked_bar(
@@ -78,15 +85,15 @@ std::string curve(const std::vector<Point>& points, double solid, double dashed,
 std::string columns(const std::vector<double>& heights,
                     const std::vector<std::string>& names, double dashed,
                     const std::string& title) {
-  const double place = kWidth / heights.size();
+  const double place = kWidth / static_cast<double>(heights.size());
   std::string rects;
   for (std::size_t i = 0; i < heights.size(); ++i) {
     const double height = kCurveHeight * std::clamp(heights[i], 0.0, 1.0);
     rects += fmt::format(
         "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
         "height=\"{:.1f}\"><title>{}</title></rect>",
-        place * (i + 0.1), kCurveHeight - height, 0.8 * place, height,
-        escape(names[i]));
+        place * (static_cast<double>(i) + 0.1), kCurveHeight - height,
+        0.8 * place, height, escape(names[i]));
   }
   return open(kCurveHeight, "columns", title, "") + rects +
          fmt::format("<path d=\"M0 {:.1f}H{}\"/></svg>",

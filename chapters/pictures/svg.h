@@ -10,10 +10,11 @@
 
 namespace shardbook::pictures::svg {
 
-/// A horizontal bar, `share` of the width long, with a deviation to both sides of
-/// its end. Its value is printed beside it.
-std::string bar(double share, const std::string& css_class,
-                double deviation = 0);
+/// A horizontal bar, `share` of the width long. Its value is printed beside it.
+std::string bar(double share, const std::string& css_class);
+/// The same, with a deviation to both sides of its end.
+std::string bar_with_error(double share, double deviation,
+                           const std::string& css_class);
 
 /// A bar of several parts, one behind the other: share and class of each.
 std::string stacked_bar(

@@ -47,7 +47,7 @@ std::string bars_html(const Sweep& sweep, const Clock& clock,
     text += fmt::format(
         "<span class=\"label\">{}</span>{}<span class=\"number\">{}</span>\n",
         name,
-        most > 0 ? svg::bar(seconds / most, "time", sd / most)
+        most > 0 ? svg::bar_with_error(seconds / most, sd / most, "time")
                  : svg::bar(0, "time"),
         time_text(clock, *time));
   }
