@@ -10,7 +10,7 @@
 
 #include "chapters/common/run/options.h"
 #include "chapters/common/sharded/sharded_strategy.h"
-#include "chapters/pictures/picture.h"
+#include "chapters/pictures/figure.h"
 
 namespace shardbook::cube {
 

@@ -144,11 +144,10 @@ std::string picture_svg(const std::string& title,
         const double width =
             unit * static_cast<double>(grid.columns[j + 1] - grid.columns[j]);
         // Neighbours differ in lightness, too.
-        figure.colored_box({x, y, width, kRow},
-                           "hsl(" + std::to_string(color * 137 % 360) +
-                               ",60%," + std::to_string(92 - color % 3 * 7) +
-                               "%)",
-                           pictures::kInk);
+        figure.framed_box({x, y, width, kRow},
+                          "hsl(" + std::to_string(color * 137 % 360) + ",60%," +
+                              std::to_string(92 - color % 3 * 7) + "%)",
+                          pictures::kInk);
         figure.text(x + width / 2, y + 16, ranks, Figure::Anchor::kMiddle);
         details += (j > 0 ? " | " : i > 0 ? " / " : " ") + ranks;
       }

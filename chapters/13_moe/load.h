@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "chapters/13_moe/moe_layer.h"
-#include "chapters/pictures/picture.h"
+#include "chapters/pictures/figure.h"
 
 namespace shardbook::moe {
 

@@ -8,14 +8,12 @@
 #include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "chapters/pictures/lanes.h"
 #include "core/autograd.h"
 #include "core/context.h"
 #include "core/layers.h"
 
 namespace shardbook::figures::page_01 {
-namespace {
 
 constexpr double kMs = 1e-3, kGB = 1e9, kGiB = 1 << 30;
 // GPT-2 in f32
@@ -63,9 +61,8 @@ std::string nine_steps() {
   constexpr double kRow = 32, kBox = 22, kWidth = 110, kMain = 336;
   constexpr double kLefts[] = {kMain - 180, kMain, kMain + 180};
   struct Row {
-    std::string name;
-    std::string main, others;  // their texts
-    std::string css_class;     // empty: a copy
+    std::string name, main, others;  // texts
+    std::string css_class;           // empty: a copy
   };
   const std::vector<Row> rows = {
       {"1 scatter the input", "x: 30 rows", "x: 10 rows", ""},
@@ -83,31 +80,25 @@ std::string nine_steps() {
       "One step of a linear layer from 5 to 2, 30 rows on 3 devices; numbers "
       "at arrows are elements");
   const double top = figure.add_row(20);
-  for (const int device : {1, 0, 2}) {
-    const double left = kLefts[device == 1 ? 0 : device == 0 ? 1 : 2];
-    figure.middle(left + kWidth / 2, top + 14,
-                  fmt::format("device {}{}", device, device ? "" : " (main)"),
-                  kMuted);
+  const char* const names[] = {"device 1", "device 0 (main)", "device 2"};
+  for (int i = 0; i < 3; ++i) {
+    figure.middle(kLefts[i] + kWidth / 2, top + 14, names[i], kMuted);
   }
-  std::string details;
   std::size_t num_copies = 0;
   for (const Row& row : rows) {
     const double y = figure.add_row(kRow) + (kRow - kBox) / 2;
     const double middle = y + kBox / 2;
     figure.text(0, middle + 4, row.name);
-    for (std::size_t i = 0; i < 3; ++i) {
+    for (int i = 0; i < 3; ++i) {
       const std::string& text = i == 1 ? row.main : row.others;
       const Box box = {kLefts[i], y, kWidth, kBox};
       if (row.css_class.empty()) {
-        figure.colored_box(box, kWhite, kMuted);
+        figure.framed_box(box, kWhite, kMuted, text);
+      } else if (text.empty()) {
+        figure.box(box, "empty", "idle", kMuted);
       } else {
-        figure.box(box, text.empty() ? "empty" : row.css_class);
+        figure.box(box, row.css_class, text);
       }
-      figure.middle(kLefts[i] + kWidth / 2, middle + 4,
-                    text.empty() ? "idle" : text,
-                    row.css_class.empty() ? kInk
-                    : text.empty()        ? kMuted
-                                          : kWhite);
     }
     if (!row.css_class.empty()) continue;
     const Copy& copy = copies.at(num_copies++);
@@ -116,17 +107,18 @@ std::string nine_steps() {
       const double outer = inner + side * 60;
       const double tip = copy.is_to_main ? inner : outer;
       const double back = (copy.is_to_main ? 1 : -1) * side * 7;
-      figure.line({{inner, middle}, {outer, middle}}, color_of("copy"), 2);
+      figure.line({{inner, middle}, {outer, middle}}, "copy", 2);
       figure.line(
           {{tip + back, middle - 4}, {tip, middle}, {tip + back, middle + 4}},
-          color_of("copy"), 2);
+          "copy", 2);
       figure.middle((inner + outer) / 2, middle - 5,
-                    fmt::format("{}", copy.elements));
+                    std::to_string(copy.elements));
     }
-    details += fmt::format("{}: {} elements {} each other device. ", row.name,
-                           copy.elements, copy.is_to_main ? "from" : "to");
+    figure.describe(fmt::format("{}: {} elements {} each other device",
+                                row.name, copy.elements,
+                                copy.is_to_main ? "from" : "to"));
   }
-  return figure.svg(details);
+  return figure.svg();
 }
 
 // --- Runs -------------------------------------------------------------------
@@ -142,27 +134,24 @@ std::string step() {
   Figure figure(
       "Device 0 is always busy, and the others wait for it\n"
       "One step of GPT-2 on 4 V100");
-  figure.legend({{"forward", "forward"},
-                 {"backward", "backward"},
-                 {"optimizer", "update"},
-                 {"copy", "copies (thin: waits)"},
-                 {"empty", "idle"}});
+  figure.legend({"forward", "backward", "optimizer: update",
+                 "copy: copies (thin: waits)", "empty: idle"});
   figure.end(figure.width(), figure.add_row(18) + 13, "busy", kMuted);
   Lanes lanes(figure, 80, 560, view.step_s);
-  std::string details;
   for (const sim::RankGroup& group : view.groups) {
     for (const int device : group.ranks) {
-      const double busy = busy_s(group.timeline, "compute") / view.step_s;
+      const double busy =
+          sim::queue_shares(group.timeline, "compute", view.step_s).busy;
       const double y = lanes.queue(fmt::format("device {}", device),
                                    group.timeline, "compute", view.step_s, 22);
       figure.add_row(2);
       figure.end(figure.width(), y + 15, fmt::format("{:.0f} %", 100 * busy));
-      details +=
-          fmt::format("Device {} is busy for {:.0f} %. ", device, 100 * busy);
+      figure.describe(
+          fmt::format("Device {} is busy for {:.0f} %", device, 100 * busy));
     }
   }
   lanes.axis({"ms", kMs});
-  return figure.svg(details);
+  return figure.svg();
 }
 
 std::string hot_spot() {
@@ -170,20 +159,19 @@ std::string hot_spot() {
   for (const int d : {2, 3, 4, 6, 8}) {
     const Report report = run("01_data_parallel" + on_gpus(d));
     const Report ddp = run("02_ddp" + on_gpus(d));
-    const auto x = static_cast<double>(d);
+    const double x = d;
     main.push_back({x, report.ranks.front().bytes.counted / kSteps});
     other.push_back({x, report.ranks.back().bytes.counted / kSteps});
     // Without DDP's first weights, which it sends once
     const double weights = (x - 1) / x * kBytes * kParameters;
     ring.push_back({x, (ddp.ranks.front().bytes.counted - weights) / kSteps});
   }
-  Figure figure(
+  Plot plot(
       "Device 0 sends more with every device, a rank of a ring hardly more\n"
       "Bytes that leave a device in one step of GPT-2, 24 samples of 512 "
-      "tokens");
-  Plot plot(figure, PlotSize{50, 400, 220},
-            marked("devices d", {2, 3, 4, 5, 6, 7, 8}),
-            {"sent per step", 0, 6 * kGB, {"GB", kGB}});
+      "tokens",
+      {50, 400, 220}, marked("devices d", {2, 3, 4, 5, 6, 7, 8}),
+      {"sent per step", 0, 6 * kGB, {"GB", kGB}});
   plot.curve(main, kOrange, "device 0");
   plot.curve(ring, kGreen, "a rank of a ring (DDP)");
   plot.curve(other, kBlue, "another device");
@@ -205,17 +193,14 @@ double tokens_that_pay() {
 
 std::string threshold() {
   const double tokens = tokens_that_pay();
-  Figure figure(
+  Plot plot(
       "Above about 2500 tokens per device, DataParallel is faster than one "
       "device\n"
-      "GPT-2 in f32 on the cluster textbook");
-  Plot plot(
-      figure, PlotSize{50, 480, 240},
-      logarithmic("tokens per device and step", 1024, 16384),
+      "GPT-2 in f32 on the cluster textbook",
+      {50, 480, 240}, logarithmic("tokens per device and step", 1024, 16384),
       marked("speed-up over one device, same batch", {0, 0.5, 1, 1.5, 2}));
   plot.across(1);
-  plot.text(16384, 1, "one device", {kInk, ""}, Figure::Anchor::kStart, {6, 4});
-  std::string details;
+  plot.text(16384, 1, "one device", kBlack, {6, 4});
   for (const auto& [devices, stroke] :
        {std::pair(2, kBlue), std::pair(4, kOrange), std::pair(8, kGreen)}) {
     std::vector<Value> speedups;
@@ -225,33 +210,32 @@ std::string threshold() {
           {1024.0 * samples, seconds(1, batch) / seconds(devices, batch)});
     }
     plot.curve(speedups, stroke, fmt::format("{} devices", devices));
-    details +=
-        fmt::format("{} devices: {:.2f} at 1024 tokens, {:.2f} at 16384. ",
-                    devices, speedups.front().y, speedups.back().y);
+    plot.describe(
+        fmt::format("{} devices: {:.2f} at 1024 tokens, {:.2f} at 16384",
+                    devices, speedups.front().y, speedups.back().y));
   }
   plot.mark(tokens, kPurple, fmt::format("inequality: {:.0f}", tokens));
-  return plot.svg(details);
+  return plot.svg();
 }
 
 std::string devices() {
   constexpr std::int64_t kBatch = 24;
   const double ratio = 1024 * kBatch / tokens_that_pay();
   const double one = seconds(1, kBatch);
-  Figure figure(
+  const std::vector<double> counts = {1, 2, 3, 4, 6, 8, 12, 24};
+  Plot plot(
       fmt::format("With 24 samples, three devices are fastest; from {:.0f} on, "
                   "one device is faster\n"
                   "GPT-2 in f32 on the cluster textbook",
-                  ratio));
-  const std::vector<double> counts = {1, 2, 3, 4, 6, 8, 12, 24};
-  Plot plot(figure, PlotSize{50, 460, 240},
-            logarithmic("devices d", 1, 24, counts),
-            {"time of a step", 0, 350 * kMs, {"ms", kMs}});
+                  ratio),
+      {50, 460, 240}, logarithmic("devices d", 1, 24, counts),
+      {"time of a step", 0, 350 * kMs, {"ms", kMs}});
   const auto data_parallel = sweep("01_data_parallel" + on_textbook(1, kBatch),
                                    "--world-size", counts, step_s);
   const auto ddp =
       sweep("02_ddp" + on_textbook(1, kBatch), "--world-size", counts, step_s);
   plot.across(one);
-  plot.text(24, one, "one device", {kInk, ""}, Figure::Anchor::kStart, {6, 4});
+  plot.text(24, one, "one device", kBlack, {6, 4});
   plot.mark(std::sqrt(ratio), kPurple,
             fmt::format("fastest: √{:.1f} = {:.1f}", ratio, std::sqrt(ratio)));
   plot.mark(ratio, kPurple, fmt::format("equal: {:.1f}", ratio), 40);
@@ -271,47 +255,35 @@ std::string memory() {
   constexpr double kBegin = 80, kMost = 11 * kGiB;
   const Report report = run("01_data_parallel" + on_textbook(4, 16));
   const sim::StepView view = sim::last_step(report.timelines);
-  const std::vector<std::pair<MemoryKind, std::string>> kinds = {
-      {MemoryKind::kParameter, "parameters"},
-      {MemoryKind::kGradient, "gradients"},
-      {MemoryKind::kOptimizerState, "optimizer state"},
-      {MemoryKind::kActivation, "activations"}};
-  const auto class_of = [](MemoryKind kind) {
-    return std::string("kind-") + memory_kind_name(kind);
-  };
-  std::vector<double> peaks;
+  // In the order of MemoryKind
+  const std::vector<std::string> kinds = {
+      "kind-parameter: parameters", "kind-gradient: gradients",
+      "kind-optimizer_state: optimizer state", "kind-activation: activations"};
   std::vector<sim::MemorySample> fullest;
   for (const sim::RankGroup& group : view.groups) {
     const auto& samples = group.timeline.memory;
     fullest.push_back(*std::max_element(
         samples.begin(), samples.end(),
         [](const auto& a, const auto& b) { return a.total() < b.total(); }));
-    peaks.push_back(static_cast<double>(fullest.back().total()));
   }
   Figure figure(
       fmt::format("Device 0 needs {:.1f} times the memory of another\n"
                   "The fullest moment of a step: GPT-2, 16 samples of 1024 "
                   "tokens on 4 devices",
-                  peaks.front() / peaks.back()));
-  std::vector<std::pair<std::string, std::string>> legend;
-  for (const auto& [kind, name] : kinds) {
-    legend.emplace_back(class_of(kind), name);
-  }
-  figure.legend(legend);
+                  1.0 * fullest.front().total() / fullest.back().total()));
+  figure.legend(kinds);
   const double pixels = (figure.width() - kBegin - 10) / kMost;
-  std::string details;
   for (std::size_t i = 0; i < view.groups.size(); ++i) {
     const double y = figure.add_row(30) + 4;
     const std::string name = fmt::format("device {}", view.groups[i].ranks[0]);
     figure.text(0, y + 16, name);
     std::vector<std::pair<double, std::string>> parts;
-    for (const auto& [kind, title] : kinds) {
-      const auto bytes = fullest[i].bytes[static_cast<std::size_t>(kind)];
-      if (bytes > 0) {
-        parts.emplace_back(pixels * static_cast<double>(bytes), class_of(kind));
-      }
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+      const double bytes = fullest[i].bytes[kind];
+      const std::string color = kinds[kind].substr(0, kinds[kind].find(':'));
+      if (bytes > 0) parts.emplace_back(pixels * bytes, color);
     }
-    const double x = stack(figure, {kBegin, y, 0, 22}, parts);
+    const double x = figure.stack({kBegin, y, 0, 22}, parts);
     if (i == 0) {
       // In the middle of the loss's backward, both are there
       const double logits = 2 * 16 * 1024 * kVocabulary * kBytes;
@@ -322,15 +294,14 @@ std::string memory() {
           fmt::format("logits and their gradient: {:.1f} GiB", logits / kGiB),
           kWhite);
     }
-    const std::string size = fmt::format("{:.1f} GiB", peaks[i] / kGiB);
+    const std::string size =
+        fmt::format("{:.1f} GiB", fullest[i].total() / kGiB);
     figure.text(x + 6, y + 16, size);
-    details += fmt::format("{}: {}. ", name, size);
+    figure.describe(fmt::format("{}: {}", name, size));
   }
   figure.axis(kBegin, kBegin + pixels * kMost, kMost, {"GiB", kGiB}, "in use");
-  return figure.svg(details);
+  return figure.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/01_data_parallel/nine_steps.svg", nine_steps},

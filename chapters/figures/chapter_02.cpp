@@ -6,11 +6,9 @@
 
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_02 {
-namespace {
 
 constexpr double kMs = 1e-3, kMiB = 1 << 20;
 
@@ -24,7 +22,8 @@ Report gpt2_on_textbook(const std::string& buckets = "") {
 }
 
 std::string buckets() {
-  const sim::RankTimeline step = first_rank(gpt2_on_textbook());
+  const Report report = gpt2_on_textbook();
+  const sim::RankTimeline step = first_rank(report);
   // Times count from the begin of backward
   double begin = 1, end = 0;
   for (const sim::TimelineEvent& event : step.events) {
@@ -33,58 +32,54 @@ std::string buckets() {
     end = std::max(end, event.end_s);
   }
   std::vector<sim::TimelineEvent> messages;
-  for (const sim::TimelineEvent& event : step.events) {
-    if (event.label.rfind("bucket ", 0) == 0) messages.push_back(event);
+  for (sim::TimelineEvent event : step.events) {
+    if (event.label.rfind("bucket ", 0) != 0) continue;
+    event.begin_s -= begin;
+    event.end_s -= begin;
+    messages.push_back(event);
   }
+  end -= begin;
 
   constexpr double kBegin = 150, kLength = 15 * kMs, kRow = 17;
   Figure figure(
       "Each block's bucket travels while the next block is computed\n"
       "The 13 buckets of GPT-2's gradients, in the order in which they leave");
   Lanes lanes(figure, kBegin, figure.width() - 10, kLength);
-  const auto x_of = [&](double time) { return lanes.x(time - begin); };
-  figure.legend(
-      {{"backward", "its gradients are computed"}, {"comm", "it travels"}});
+  figure.legend({"backward: its gradients are computed", "comm: it travels"});
   const double top = figure.add_row(18);
-  figure.middle(x_of(end), top + 13, "backward ends");
-  double before = begin;
+  figure.middle(lanes.x(end), top + 13, "backward ends");
+  double before = 0;
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const sim::TimelineEvent& message = messages[i];
     const double y = figure.add_row(kRow);
-
     // A ring sends 2 (d - 1) / d of each byte
     const double bytes = message.bytes * 8 / 14;
     figure.text(0, y + 13, fmt::format("bucket {}", i));
     figure.end(kBegin - 12, y + 13, fmt::format("{:.0f} MiB", bytes / kMiB));
     if (i + 1 == messages.size()) {
-      figure.end(x_of(before) - 8, y + 13, "token table, block 0");
+      figure.end(lanes.x(before) - 8, y + 13, "token table, block 0");
     }
     const double full = std::min(message.begin_s, end);
-    lanes.bar(before - begin, full - begin, y, kRow, 5, "backward");
-    lanes.bar(message.begin_s - begin, message.end_s - begin, y, kRow, kRow - 4,
-              "comm");
+    lanes.bar(before, full, y, kRow, 5, "backward");
+    lanes.bar(message.begin_s, message.end_s, y, kRow, kRow - 4, "comm");
     before = full;
   }
   const double arrived = messages.back().end_s;
   const double bottom = figure.add_row(22);
-  figure.line({{x_of(end), top + 18}, {x_of(end), bottom}}, kInk, 1, "4 3");
-  figure.line({{x_of(end), bottom + 3}, {x_of(arrived), bottom + 3}},
-              color_of("exposed"), 3);
-  figure.middle((x_of(end) + x_of(arrived)) / 2, bottom + 18,
-                fmt::format("exposed: {:.2f} ms", waiting_s(step) / kMs),
-                color_of("exposed"));
+  const double left = lanes.x(end), right = lanes.x(arrived);
+  figure.line({{left, top + 18}, {left, bottom}}, kInk, 1, "4 3");
+  figure.line({{left, bottom + 3}, {right, bottom + 3}}, "exposed", 3);
+  figure.middle((left + right) / 2, bottom + 18,
+                fmt::format("exposed: {:.2f} ms", exposed_s(report) / kMs),
+                "exposed");
   lanes.axis({"ms", kMs}, "since backward began");
   return figure.svg(fmt::format(
       "Backward ends after {:.2f} ms, the last bucket arrives after {:.2f} ms.",
-      (end - begin) / kMs, (arrived - begin) / kMs));
+      end / kMs, arrived / kMs));
 }
 
 std::string overlap() {
-  struct Way {
-    const char* name;
-    std::string buckets;
-  };
-  const std::vector<Way> ways = {
+  const std::vector<std::pair<const char*, std::string>> ways = {
       {"one message", buckets_of(1000, 1000)},
       {"a message per tensor", buckets_of(1e-6, 1e-6)},
       {"buckets of 25 MiB", ""}};
@@ -92,26 +87,19 @@ std::string overlap() {
       "Buckets hide most of the all-reduce; one message and 148 messages do "
       "not\nOne step of GPT-2 on 8 ranks");
   Lanes lanes(figure, 70, figure.width() - 10, 28 * kMs);
-  figure.legend({{"forward", "forward"},
-                 {"backward", "backward"},
-                 {"comm", "all-reduce"},
-                 {"exposed", "exposed: waits for the network"},
-                 {"empty", "idle"}});
+  figure.legend({"forward", "backward", "comm: all-reduce",
+                 "exposed: exposed: waits for the network", "empty: idle"});
   const double top = figure.add_row(6);
   double computing = 0;
-  std::string details;
-  for (const Way& way : ways) {
-    const Report report = gpt2_on_textbook(way.buckets);
+  for (const auto& [way, buckets] : ways) {
+    const Report report = gpt2_on_textbook(buckets);
     const sim::RankTimeline step = first_rank(report);
-    const double length = report.time.step_s, exposed = waiting_s(step);
-    computing = busy_s(step, "compute");
-    const std::string result =
-        fmt::format("{}: {:.1f} ms, of which {:.3g} ms exposed", way.name,
-                    length / kMs, exposed / kMs);
-    details += result + ". ";
-    figure.heading(result);
+    const double length = report.time.step_s, exposed = exposed_s(report);
+    computing = length * sim::queue_shares(step, "compute", length).busy;
+    figure.result(fmt::format("{}: {:.1f} ms, of which {:.3g} ms exposed", way,
+                              length / kMs, exposed / kMs));
     lanes.queue("compute", step, "compute", length, 22);
-    if (&way == &ways[1]) {
+    if (way == ways[1].first) {
       figure.end(figure.width(), figure.add_row(0) - 32,
                  "thin orange lines: a mean is copied back");
     }
@@ -128,7 +116,7 @@ std::string overlap() {
   figure.middle(x, bottom + 16,
                 fmt::format("computing alone: {:.1f} ms", computing / kMs));
   lanes.axis({"ms", kMs});
-  return figure.svg(details);
+  return figure.svg();
 }
 
 // Exposed communication as a share of the step, by tokens per rank.
@@ -159,23 +147,21 @@ std::string threshold() {
       exposed_shares("dgx-a100", 64, "gpt-1.3b", 256, {1, 2, 3, 4, 5, 6, 7, 8},
                      buckets_of(1, 25) + " --dtype bf16");
 
-  Figure figure(
-      "Above the marked tokens per device, gradients travel for free");
-  Plot plot(figure, PlotSize{50, 575, 240},
+  Plot plot("Above the marked tokens per device, gradients travel for free",
+            {50, 575, 240},
             logarithmic("tokens per device and step", 250, 4000),
-            {"exposed communication, share of the step", 0, 1, {"%", 0.01}});
+            {"exposed communication, share of the step", 0, 1, kPercent});
   plot.mark(textbook_tokens, kBlue,
             fmt::format("inequality: {:.0f}", textbook_tokens));
   plot.mark(a100_tokens, kOrange, "", 30);
-  plot.text(a100_tokens / 1.02, 0.82,
-            fmt::format("inequality: {:.0f}", a100_tokens), kOrange,
-            Figure::Anchor::kEnd);
+  plot.end(a100_tokens / 1.02, 0.82,
+           fmt::format("inequality: {:.0f}", a100_tokens), kOrange);
   plot.curve(on_textbook, kBlue);
   plot.text(540, 0.64, "GPT-2 XL, f32, 8 ranks of textbook", kBlue);
   plot.text(2050, 0.07, "the last bucket", kBlue);
   plot.curve(on_a100, kOrange);
   plot.text(260, 0.25, "GPT 1.3B, bf16, 64 A100", kOrange);
-  return figure.svg(fmt::format(
+  return plot.svg(fmt::format(
       "GPT-2 XL on 8 ranks falls from {:.0f} % at {:.0f} tokens to {:.0f} % at "
       "{:.0f}. GPT 1.3B on 64 A100 falls from {:.0f} % to {:.0f} %.",
       100 * on_textbook.front().y, on_textbook.front().x,
@@ -192,31 +178,25 @@ std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
       batch, steps, rate));
   std::vector<Value> all;
   for (const double loss : report.losses) {
-    all.push_back(
-        {static_cast<double>(batch) * static_cast<double>(all.size()), loss});
+    all.push_back({static_cast<double>(batch) * all.size(), loss});
   }
   return all;
 }
 
 std::string rates() {
-  Figure figure(
-      "Four times the samples per step want four times the learning rate");
-  Plot plot(figure, PlotSize{50, 380, 240}, {"samples seen", 0, 640},
-            {"loss", 4, 5.6});
-  std::string details;
+  Plot plot("Four times the samples per step want four times the learning rate",
+            {50, 380, 240}, {"samples seen", 0, 640}, {"loss", 4, 5.6});
   const auto add = [&](const std::vector<Value>& values, const Stroke& stroke,
                        const std::string& name) {
     plot.curve(values, stroke,
                fmt::format("{:.2f}: {}", values.back().y, name));
-    details += fmt::format("{} ends at {:.2f}. ", name, values.back().y);
+    plot.describe(fmt::format("{} ends at {:.2f}", name, values.back().y));
   };
   add(losses(8, 80, 0.01), kBlue, "8 per step, rate 0.01");
   add(losses(32, 20, 0.01), kOrange, "32 per step, rate 0.01");
   add(losses(32, 20, 0.04), kGreen, "32 per step, rate 0.04");
-  return plot.svg(details);
+  return plot.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/02_ddp/buckets.svg", buckets},

@@ -7,22 +7,18 @@
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_03 {
-namespace {
 
 std::string states() {
   constexpr double kParameters = 7.5e9, kRanks = 64, kBegin = 90, kMost = 120e9;
   Figure figure(
       "Each stage divides one more kind by the ranks\n"
       "7.5 billion parameters with Adam in mixed precision, on 64 ranks");
-  figure.legend({{"kind-parameter", "parameters"},
-                 {"kind-gradient", "gradients"},
-                 {"kind-optimizer_state", "optimizer state"}});
+  figure.legend({"kind-parameter: parameters", "kind-gradient: gradients",
+                 "kind-optimizer_state: optimizer state"});
   const double pixels = (figure.width() - kBegin - 70) / kMost;
-  std::string details;
   for (int stage = 0; stage <= 3; ++stage) {
     const zero::ModelStates states =
         zero::model_states(stage, kParameters, static_cast<int>(kRanks));
@@ -30,21 +26,26 @@ std::string states() {
     const std::string name = stage == 0 ? "DDP" : fmt::format("ZeRO-{}", stage);
     figure.text(0, y + 16, name);
     const double end =
-        stack(figure, {kBegin, y, 0, 22},
-              {{pixels * states.parameters, "kind-parameter"},
-               {pixels * states.gradients, "kind-gradient"},
-               {pixels * states.optimizer, "kind-optimizer_state"}});
+        figure.stack({kBegin, y, 0, 22},
+                     {{pixels * states.parameters, "kind-parameter"},
+                      {pixels * states.gradients, "kind-gradient"},
+                      {pixels * states.optimizer, "kind-optimizer_state"}});
     const std::string total = fmt::format("{:.3g} GB", states.total() / 1e9);
     figure.text(end + 6, y + 16, total);
-    details += fmt::format("{}: {}. ", name, total);
+    figure.describe(fmt::format("{}: {}", name, total));
   }
   figure.axis(kBegin, kBegin + pixels * kMost, kMost, {"GB", 1e9}, "per rank");
-  return figure.svg(details);
+  return figure.svg();
 }
 
 Report fsdp(const std::string& prefetch) {
   return run("03_zero_fsdp" + on_shapes("textbook", 8, "gpt2", 16, 1024) +
              " --backward-prefetch " + prefetch);
+}
+
+double computing_s(const Report& report) {
+  const double length = report.time.step_s;
+  return length * sim::queue_shares(first_rank(report), "compute", length).busy;
 }
 
 std::string gathers() {
@@ -54,32 +55,27 @@ std::string gathers() {
   Figure figure(
       "Gathers hide behind computation, if they begin one unit early\n"
       "FSDP, one step of GPT-2 on 8 ranks of the cluster textbook");
-  figure.legend({{"forward", "forward"},
-                 {"backward", "backward"},
-                 {"comm", "gather, reduce-scatter"},
-                 {"exposed", "waits for its message"},
-                 {"bubble", "its message waits for another"}});
+  figure.legend({"forward", "backward", "comm: gather, reduce-scatter",
+                 "exposed: waits for its message",
+                 "bubble: its message waits for another"});
   // The second is the longer one
   Lanes lanes(figure, 90, figure.width(), runs[1].second.time.step_s);
-  std::string details;
   for (const auto& [name, report] : runs) {
     const sim::RankTimeline step = first_rank(report);
-    const std::string result =
+    figure.result(
         fmt::format("{}: {:.1f} ms, {:.1f} ms of it waiting", name,
                     1e3 * report.time.step_s,
-                    1e3 * (report.time.step_s - busy_s(step, "compute")));
-    details += result + ". ";
-    figure.heading(result);
+                    1e3 * (report.time.step_s - computing_s(report))));
     lanes.queue("compute", step, "compute", report.time.step_s, 22);
     lanes.queue("network", step, "comm world", report.time.step_s, 16);
   }
-  lanes.axis({"ms", 1e-3});
-  return figure.svg(details);
+  lanes.axis(kMilliseconds);
+  return figure.svg();
 }
 
 /// One use of a unit: its gather, a computation or its reduce-scatter.
 struct Span {
-  const char* css_class = "";
+  std::string css_class = "";
   double begin = 0, end = 0;
 };
 struct UnitLife {
@@ -93,52 +89,44 @@ constexpr double kShare = 7.0 / 8;  // of a message that a rank of 8 sends
 // The root, then the blocks. A block's forward begins with its first norm, and
 // its backward ends with that norm.
 std::vector<UnitLife> lives_of(const sim::RankTimeline& step, int num_blocks) {
-  const auto blocks = static_cast<std::size_t>(num_blocks);
+  const std::size_t blocks = num_blocks;
   std::vector<UnitLife> units(blocks + 1);
+  for (std::size_t i = 0; i < blocks; ++i) {
+    units[i + 1].name = fmt::format("block {}", i);
+  }
   std::size_t forward_norms = 0, backward_norms = 0, before = 0;
-  const auto message = [&](const sim::TimelineEvent& event) {
-    const std::size_t dot = event.label.rfind('.');
-    const std::size_t i = dot == std::string::npos
-                              ? 0
-                              : 1 + std::stoul(event.label.substr(dot + 1));
-    const bool is_gather = event.name == "all_gather";
-    (is_gather ? units[i].gathers : units[i].reductions)
-        .push_back({"comm", event.begin_s, event.end_s});
-    units[i].bytes = event.bytes / kShare;
-  };
   for (const sim::TimelineEvent& event : step.events) {
-    if (event.name == "all_gather" || event.name == "reduce_scatter") {
-      message(event);
+    const bool is_gather = event.name == "all_gather";
+    if (is_gather || event.name == "reduce_scatter") {
+      const std::size_t dot = event.label.rfind('.');
+      UnitLife& unit = dot == std::string::npos
+                           ? units[0]
+                           : units[1 + std::stoul(event.label.substr(dot + 1))];
+      (is_gather ? unit.gathers : unit.reductions)
+          .push_back({"comm", event.begin_s, event.end_s});
+      unit.bytes = event.bytes / kShare;
     }
+    const bool is_forward = event.category == "forward";
     if (event.queue != "compute") continue;
+    if (!is_forward && event.category != "backward") continue;
+    const bool is_norm = event.name == "layer_norm";
+    std::size_t& norms = is_forward ? forward_norms : backward_norms;
+    if (is_norm && is_forward) ++norms;
     std::size_t unit = 0;  // the root's, unless between norms of blocks
-    if (event.category == "forward") {
-      if (event.name == "layer_norm") ++forward_norms;
-      if (forward_norms > 0 && forward_norms <= 2 * blocks) {
-        unit = 1 + (forward_norms - 1) / 2;
-      }
-    } else if (event.category == "backward") {
-      if (backward_norms > 0 && backward_norms <= 2 * blocks) {
-        unit = blocks - (backward_norms - 1) / 2;
-      }
-      if (event.name == "layer_norm") ++backward_norms;
-    } else {
-      continue;
+    if (norms > 0 && norms <= 2 * blocks) {
+      const std::size_t block = (norms - 1) / 2;
+      unit = is_forward ? 1 + block : blocks - block;
     }
+    if (is_norm && !is_forward) ++norms;
     // Operations without a time may come before a wait
     if (unit > 0 && event.end_s == event.begin_s) continue;
     std::vector<Span>& spans = units[unit].computations;
     if (spans.empty() || unit != before ||
         spans.back().css_class != event.category) {
-      const bool is_forward = event.category == "forward";
-      spans.push_back(
-          {is_forward ? "forward" : "backward", event.begin_s, event.end_s});
+      spans.push_back({event.category, event.begin_s, event.end_s});
     }
     spans.back().end = std::max(spans.back().end, event.end_s);
     before = unit;
-  }
-  for (std::size_t i = 0; i < blocks; ++i) {
-    units[i + 1].name = fmt::format("block {}", i);
   }
   return units;
 }
@@ -146,13 +134,12 @@ std::vector<UnitLife> lives_of(const sim::RankTimeline& step, int num_blocks) {
 /// From the begin of a gather to the end of its computation; the root is kept
 /// from forward to backward.
 std::vector<Span> whole(const UnitLife& unit) {
-  if (unit.gathers.size() == 1) {
-    return {{"empty", unit.gathers[0].begin, unit.computations.back().end}};
-  }
+  const bool is_kept = unit.gathers.size() == 1;
   std::vector<Span> spans;
   for (std::size_t i = 0; i < unit.gathers.size(); ++i) {
-    spans.push_back(
-        {"empty", unit.gathers[i].begin, unit.computations.at(i).end});
+    const Span& last =
+        is_kept ? unit.computations.back() : unit.computations.at(i);
+    spans.push_back({"empty", unit.gathers[i].begin, last.end});
   }
   return spans;
 }
@@ -163,10 +150,8 @@ std::string units() {
   Figure figure(
       "A block is whole twice: for its forward and for its backward\n"
       "FSDP, one step of GPT-2 on 8 ranks of the cluster textbook");
-  figure.legend({{"comm", "gather, or reduce-scatter behind backward"},
-                 {"empty", "whole, waits"},
-                 {"forward", "forward"},
-                 {"backward", "backward"}});
+  figure.legend({"comm: gather, or reduce-scatter behind backward",
+                 "empty: whole, waits", "forward", "backward"});
   Lanes lanes(figure, kBegin, figure.width() - 10, 20e-3);
   figure.add_row(4);
   for (const UnitLife& unit : units) {
@@ -187,7 +172,7 @@ std::string units() {
           y + 13, "freed: each rank keeps its eighth");
     }
   }
-  lanes.axis({"ms", 1e-3});
+  lanes.axis(kMilliseconds);
   return figure.svg(fmt::format(
       "Block 0 is gathered at {:.1f} ms, freed at {:.1f} ms, and gathered "
       "again at {:.1f} ms.",
@@ -220,26 +205,21 @@ std::string saw() {
   constexpr double kMiB = 1 << 20, kDdp = 474.7 * kMiB;
   const Report early = fsdp("pre"), late = fsdp("none");
   const std::vector<Value> values = parameters(early);
-  double most = 0;
-  for (const Value& value : values) most = std::max(most, value.y);
-  Figure figure(
+  const double most = most_of(values, &Value::y);
+  Plot plot(
       "FSDP holds its shard, the root and at most three blocks\n"
       "Parameters of a rank in one step of GPT-2 on 8 ranks; a block counts "
-      "from its gather to the end of its computation");
-  Plot plot(figure, PlotSize{60, 565, 220},
-            {"time", 0, late.time.step_s, {"ms", 1e-3}},
-            {"parameters", 0, 500 * kMiB, {"MiB", kMiB}});
+      "from its gather to the end of its computation",
+      {60, 565, 220}, {"time", 0, late.time.step_s, kMilliseconds},
+      {"parameters", 0, 500 * kMiB, {"MiB", kMiB}});
   plot.curve({{0, kDdp}, {late.time.step_s, kDdp}}, kGray);
   plot.curve(values, kBlue);
   plot.curve(parameters(late), kOrange);
-  using Anchor = Figure::Anchor;
   plot.text(0.2e-3, 448 * kMiB, "DDP: all 475 MiB", kGray);
   plot.text(8e-3, 308 * kMiB, "blocks are gathered one early", kBlue);
-  plot.text(25.9e-3, 308 * kMiB, "blocks are gathered on demand", kOrange,
-            Anchor::kEnd);
-  plot.text(7.1e-3, 170 * kMiB, "shard and root: 210 MiB", kGray,
-            Anchor::kMiddle);
-  plot.text(19.8e-3, 22 * kMiB, "shard: 59 MiB", kBlue, Anchor::kEnd);
+  plot.end(25.9e-3, 308 * kMiB, "blocks are gathered on demand", kOrange);
+  plot.middle(7.1e-3, 170 * kMiB, "shard and root: 210 MiB", kGray);
+  plot.end(19.8e-3, 22 * kMiB, "shard: 59 MiB", kBlue);
   return plot.svg(fmt::format(
       "The peak is {:.0f} MiB, against 475 MiB under DDP.", most / kMiB));
 }
@@ -256,54 +236,46 @@ std::string times() {
   Figure figure(
       "A step of FSDP is the sum of four parts\nFSDP on 8 ranks of textbook, "
       "gpt-nano with 65,536 tokens per rank; r root, 0 to 3 blocks, h head");
-  figure.legend(
-      {{"comm", "message"}, {"forward", "forward"}, {"backward", "backward"}});
+  figure.legend({"comm: message", "forward", "backward"});
   Lanes lanes(figure, 104, figure.width() - 10, length);
   const double top = figure.add_row(6);
-  const auto bar = [&](double y, const Span& span, const std::string& word) {
-    const double x = lanes.x(span.begin);
-    const double width = lanes.pixels(span.end - span.begin);
-    figure.box({x + 0.5, y + 16, width - 1, kRow - 4}, span.css_class);
-    figure.middle(x + width / 2, y + 13, word);
-  };
-  const auto row = [&](const char* name) {
+  using Bars = std::vector<std::pair<Span, std::string>>;
+  const auto row = [&](const char* name, const Bars& bars) {
     const double y = figure.add_row(kRow + 18);
     figure.text(0, y + 28, name);
-    return y;
+    for (const auto& [span, word] : bars) {
+      const double x = lanes.x(span.begin);
+      const double width = lanes.pixels(span.end - span.begin);
+      figure.box({x + 0.5, y + 16, width - 1, kRow - 4}, span.css_class);
+      figure.middle(x + width / 2, y + 13, word);
+    }
   };
-  const auto word = [&](const UnitLife& unit) {
-    return &unit == &units[0] ? "r" : unit.name.substr(6);
-  };
-  double y = row("all-gather");
+  Bars gathers, sums, computations, reductions;
+  double forward_ends = 0, backward_ends = 0;
   for (const UnitLife& unit : units) {
-    for (const Span& span : unit.gathers) bar(y, span, word(unit));
-  }
-  y = row("all-reduce");
-  for (const sim::TimelineEvent& event : step.events) {
-    if (event.name != "all_reduce") continue;
-    bar(y, {"comm", event.begin_s, event.end_s}, event.label);
-  }
-  y = row("compute");
-  double head_ends = 0, forward_ends = 0;
-  for (const UnitLife& unit : units) {
+    const bool is_root = &unit == &units[0];
+    const std::string word = is_root ? "r" : unit.name.substr(6);
+    for (const Span& span : unit.gathers) gathers.emplace_back(span, word);
     for (const Span& span : unit.computations) {
       if (lanes.pixels(span.end - span.begin) < 2) continue;  // the embedding
-      if (&unit == &units[0] && span.css_class == std::string("forward")) {
-        forward_ends = span.end;
-      }
-      bar(y, span, &unit == &units[0] ? "h" : word(unit));
+      if (is_root && span.css_class == "forward") forward_ends = span.end;
+      computations.emplace_back(span, is_root ? "h" : word);
     }
-  }
-  y = row("reduce-scatter");
-  double backward_ends = 0;
-  for (const UnitLife& unit : units) {
     for (const Span& span : unit.reductions) {
-      bar(y, span, word(unit));
+      reductions.emplace_back(span, word);
       backward_ends = std::max(backward_ends, span.end);
     }
   }
+  for (const sim::TimelineEvent& event : step.events) {
+    if (event.name != "all_reduce") continue;
+    sums.push_back({{"comm", event.begin_s, event.end_s}, event.label});
+  }
+  row("all-gather", gathers);
+  row("all-reduce", sums);
+  row("compute", computations);
+  row("reduce-scatter", reductions);
   // The last block's backward begins when its gather has ended
-  head_ends = units.back().gathers.back().end;
+  const double head_ends = units.back().gathers.back().end;
   const double bottom = figure.add_row(28);
   const std::vector<std::pair<const char*, double>> parts = {
       {"forward: ", forward_ends},
@@ -311,18 +283,17 @@ std::string times() {
       {"backward: ", backward_ends},
       {"", length}};
   double begin = 0;
-  std::string details;
   for (const auto& [name, end] : parts) {
     figure.line({{lanes.x(end), top + 10}, {lanes.x(end), bottom + 8}}, kInk, 1,
                 "4 3");
     const std::string result =
         fmt::format("{}{:.0f} µs", name, 1e6 * (end - begin));
     figure.middle((lanes.x(begin) + lanes.x(end)) / 2, bottom + 20, result);
-    details += result + ". ";
+    figure.describe(result);
     begin = end;
   }
   lanes.axis({"µs", 1e-6});
-  return figure.svg(details);
+  return figure.svg();
 }
 
 std::string threshold() {
@@ -338,16 +309,13 @@ std::string threshold() {
         {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16}, column, kSeq);
   };
   const auto sharded = times("03_zero_fsdp", step_s);
-  const auto computing = times("03_zero_fsdp", [](const Report& report) {
-    return busy_s(first_rank(report), "compute");
-  });
+  const auto computing = times("03_zero_fsdp", computing_s);
   const auto replicated = times("02_ddp --bucket-mb 100", step_s);
-  Figure figure(
+  Plot plot(
       "Above the marked tokens per device, FSDP's messages hide\n"
-      "GPT-2 XL in f32 on 8 ranks of textbook");
-  Plot plot(figure, PlotSize{60, 565, 240},
-            {"tokens per device and micro-batch", 0, 4000},
-            {"time of a step", 0, 400e-3, {"ms", 1e-3}});
+      "GPT-2 XL in f32 on 8 ranks of textbook",
+      {60, 565, 240}, {"tokens per device and micro-batch", 0, 4000},
+      {"time of a step", 0, 400e-3, kMilliseconds});
   plot.mark(tokens, kGray, fmt::format("inequality: {:.0f}", tokens));
   plot.curve(computing, kGray);
   plot.curve(replicated, kOrange);
@@ -361,8 +329,6 @@ std::string threshold() {
       1e3 * sharded.front().y, sharded.front().x, 1e3 * sharded.back().y,
       sharded.back().x));
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/03_zero_fsdp/states.svg", states},

@@ -1,6 +1,7 @@
 // Model parallelism: in turn, or at the same time in splits.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <map>
@@ -11,34 +12,19 @@
 #include "bench/validate/published_table.h"
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_04 {
-namespace {
-
-// The experiment of PyTorch's tutorial, on two T4.
-Options on_t4s() {
-  Options options = options_on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1);
-  options.chapter = "04_model_parallel";
-  options.optimizer = "sgd";
-  options.image_size = 128;
-  return options;
-}
 
 std::string turns() {
   Figure figure(
       "In splits, both devices work at the same time\n"
       "One step of ResNet-50 with 120 images on two T4");
-  figure.legend({{"forward", "forward"},
-                 {"backward", "backward"},
-                 {"optimizer", "update"},
-                 {"copy", "copies activations"},
-                 {"bubble", "thin: waits for the other device"},
-                 {"exposed", "waits for gradients to arrive"},
-                 {"empty", "idle"}});
+  figure.legend({"forward", "backward", "optimizer: update",
+                 "copy: copies activations",
+                 "bubble: thin: waits for the other device",
+                 "exposed: waits for gradients to arrive", "empty: idle"});
   std::optional<Lanes> lanes;  // as long as the naive step
-  std::string details;
   for (const auto& [name, options] :
        {std::pair("naive", "--variant model_parallel"),
         std::pair("splits of 20", "--split-size 20")}) {
@@ -47,17 +33,14 @@ std::string turns() {
                               " --image-size 128 " + options);
     const sim::StepView view = sim::last_step(report.timelines);
     if (!lanes) lanes.emplace(figure, 70, figure.width(), view.step_s);
-    const std::string result =
-        fmt::format("{}: {:.0f} ms", name, 1e3 * view.step_s);
-    figure.heading(result);
-    details += result + ". ";
+    figure.result(fmt::format("{}: {:.0f} ms", name, 1e3 * view.step_s));
     for (const sim::RankGroup& group : view.groups) {
       lanes->queue(fmt::format("device {}", group.ranks[0]), group.timeline,
                    "compute", view.step_s, 22);
     }
   }
-  lanes->axis({"ms", 1e-3});
-  return figure.svg(details);
+  lanes->axis(kMilliseconds);
+  return figure.svg();
 }
 
 // Seconds of three batches: one device, two in turn, and two in splits.
@@ -69,6 +52,9 @@ struct Experiment {
   double images = 120;
   Time one, naive;
   std::map<int, Time> splits;  // by their sizes
+
+  // Of one device's time.
+  double share(const Time& time) const { return time.mean / one.mean; }
 };
 
 // One of three variants per row: "single ...", "pipeline...", or another in turn.
@@ -99,20 +85,21 @@ Experiment published() {
 }
 
 Experiment simulated() {
-  const auto time_of = [](const model_parallel::StepTime& step) {
-    return Time{step.virtual_s};
-  };
+  // That of PyTorch's tutorial
+  Options options = options_on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1);
+  options.chapter = "04_model_parallel";
+  options.optimizer = "sgd";
+  options.image_size = 128;
   // All figures show one sweep
   static const model_parallel::Sweep sweep = model_parallel::run_sweep(
-      on_t4s(), {}, {1, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60},
+      options, {}, {1, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60},
       /*repeats=*/0, /*batches=*/3);
   Experiment experiment;
   experiment.name = {"Simulated:", "two T4,", "120 images"};
-  experiment.one = time_of(sweep.single);
-  experiment.naive = time_of(sweep.naive);
+  experiment.one = {sweep.single.virtual_s};
+  experiment.naive = {sweep.naive.virtual_s};
   for (const model_parallel::StepTime& step : sweep.pipelined) {
-    const auto size = static_cast<int>(step.settings.split_size);
-    experiment.splits[size] = time_of(step);
+    experiment.splits[step.settings.split_size] = {step.virtual_s};
   }
   return experiment;
 }
@@ -135,14 +122,15 @@ std::string two_devices() {
                          const std::vector<int>& sizes) {
     const double begin = figure.add_row(4 * kRow + 10);
     double y = begin;
-    for (std::size_t i = 0; i < experiment.name.size(); ++i) {
-      figure.text(0, y + 13 + kRow * static_cast<double>(i),
-                  experiment.name[i]);
-      details += experiment.name[i] + " ";
+    for (const std::string& line : experiment.name) {
+      figure.text(0, y + 13, line);
+      details += line + " ";
+      y += kRow;
     }
+    y = begin;
     const auto bar = [&](const std::string& name, const Time& time,
                          const Stroke& stroke) {
-      const double share = time.mean / experiment.one.mean;
+      const double share = experiment.share(time);
       const double end = kBegin + kScale * share;
       const double error = kScale * time.deviation / experiment.one.mean;
       const std::string seconds =
@@ -150,11 +138,10 @@ std::string two_devices() {
               ? fmt::format("{:.2f} \u00b1 {:.2f} s", time.mean, time.deviation)
               : fmt::format("{:.2f} s", time.mean);
       figure.end(kNames, y + 13, name);
-      figure.colored_box({kBegin, y + 2, kScale * share, kRow - 4},
-                         stroke.color);
+      figure.box({kBegin, y + 2, kScale * share, kRow - 4}, stroke.color);
       if (error > 0) {
         const double middle = y + kRow / 2;
-        whiskers(figure, {end - error, middle}, {end + error, middle}, kInk);
+        figure.whiskers({end - error, middle}, {end + error, middle}, kInk);
       }
       figure.text(kTexts, y + 13, fmt::format("{:.2f}", share));
       figure.text(kTexts + 36, y + 13, seconds);
@@ -180,48 +167,46 @@ std::string two_devices() {
 std::vector<Value> shares(const Experiment& experiment) {
   std::vector<Value> values;
   for (const auto& [size, time] : experiment.splits) {
-    const double share = time.mean / experiment.one.mean;
-    if (share < 1.8) values.push_back({static_cast<double>(size), share});
+    const double share = experiment.share(time);
+    if (share < 1.8) values.push_back({1.0 * size, share});
   }
-  values.push_back(
-      {experiment.images, experiment.naive.mean / experiment.one.mean});
+  values.push_back({experiment.images, experiment.share(experiment.naive)});
   return values;
 }
 
 std::string sizes() {
   const Experiment t4s = simulated(), xeon = measured(), tutorial = published();
-  Figure figure(
+  Plot plot(
       "Small splits pay for every kernel again, large ones leave a device "
-      "idle\nA step of ResNet-50 on two devices, over the size of a split");
-  Plot plot(figure, PlotSize{50, 465, 240},
-            logarithmic("images of a split", 1, 120,
-                        {1, 2, 3, 5, 8, 12, 20, 40, 60, 120}),
-            {"time, one device = 1", 0.4, 1.7, {}, false, {0.5, 1, 1.5}});
-  const Stroke ink = {kInk, ""};
-  const double naive = t4s.naive.mean / t4s.one.mean;
+      "idle\nA step of ResNet-50 on two devices, over the size of a split",
+      {50, 465, 240},
+      logarithmic("images of a split", 1, 120,
+                  {1, 2, 3, 5, 8, 12, 20, 40, 60, 120}),
+      {"time, one device = 1", 0.4, 1.7, {}, false, {0.5, 1, 1.5}});
+  const double naive = t4s.share(t4s.naive);
   plot.curve({{1, naive}, {120, naive}}, kOrange,
              fmt::format("in turn: {:.2f}", naive));
   plot.curve({{1, 1}, {120, 1}}, kGray, "one device: 1");
   plot.dotted_curve(shares(t4s), kBlue);
   plot.dotted_curve(shares(xeon), kGreen);
   for (const auto& [size, time] : xeon.splits) {
-    const double share = time.mean / xeon.one.mean;
+    const double share = xeon.share(time);
     const double error = time.deviation / xeon.one.mean;
-    whiskers(figure, plot.at(size, share - error), plot.at(size, share + error),
-             kGreen.color);
+    plot.figure().whiskers(plot.at(size, share - error),
+                           plot.at(size, share + error), kGreen.color);
   }
-  plot.dots(shares(tutorial), ink);
+  plot.dots(shares(tutorial), kBlack);
   plot.text(3.9, 1.42, "two T4, simulated, 120 images", kBlue);
   plot.text(1.05, 0.62, "two cores of a Xeon, measured,", kGreen);
   plot.text(1.05, 0.55, "24 images, with deviations", kGreen);
-  plot.text(15, 0.55, "PyTorch's tutorial", ink, Figure::Anchor::kMiddle);
-  plot.text(114, 1.12,
-            fmt::format("PyTorch, in turn: {:.2f}",
-                        tutorial.naive.mean / tutorial.one.mean),
-            ink, Figure::Anchor::kEnd);
+  plot.middle(15, 0.55, "PyTorch's tutorial", kBlack);
+  plot.end(114, 1.12,
+           fmt::format("PyTorch, in turn: {:.2f}",
+                       tutorial.naive.mean / tutorial.one.mean),
+           kBlack);
   std::string details;
   for (const Experiment& each : {tutorial, t4s, xeon}) {
-    for (const std::string& line : each.name) details += line + " ";
+    details += fmt::format("{} ", fmt::join(each.name, " "));
     for (const Value& value : shares(each)) {
       details += fmt::format("{:.0f}: {:.2f}; ", value.x, value.y);
     }
@@ -248,31 +233,27 @@ std::string threshold() {
   fill.push_back({corner, one / 2 * (1 + 1 / corner)});
   starts.insert(starts.begin(), fill.back());
 
-  Figure figure(fmt::format("Up to {:.0f} splits pay: with more, starting "
-                            "kernels takes longer than one device's step",
-                            std::floor(most)) +
-                "\nA step of ResNet-50 with 120 images on two T4, simulated");
-  Plot plot(figure, PlotSize{50, 480, 250},
+  Plot plot(fmt::format("Up to {:.0f} splits pay: with more, starting "
+                        "kernels takes longer than one device's step",
+                        std::floor(most)) +
+                "\nA step of ResNet-50 with 120 images on two T4, simulated",
+            {50, 480, 250},
             logarithmic("splits m", 1, 40, {1, 2, 3, 4, 6, 8, 12, 24, 40}),
-            {"time of a step", 0, 1, {"ms", 1e-3}});
-  const auto words = [&](double x, double y, const std::string& text,
-                         const Stroke& stroke) {
-    plot.text(x, y, text, stroke, Figure::Anchor::kMiddle);
-  };
+            {"time of a step", 0, 1, kMilliseconds});
   plot.mark(most, kOrange, "");
   plot.curve({{1, one}, {40, one}}, kGray, "one device");
   plot.curve(fill, kGreen);
   plot.curve(starts, kOrange);
   plot.dotted_curve(times, kBlue);
   plot.dots({fill.back()}, kGreen);
-  plot.text(most / 1.02, 0.93, fmt::format("inequality: {:.1f}", most), kOrange,
-            Figure::Anchor::kEnd);
-  words(5, 0.45, "simulated: best with 6", kBlue);
-  words(2.5, 0.28, "computing: (m + 1)/2m of one device", kGreen);
-  words(corner, 0.22, fmt::format("best in theory: {:.0f}", corner), kGreen);
-  words(9, 0.12,
-        fmt::format("starting kernels: (m + 1) {:.2f} ms", 1e3 * start),
-        kOrange);
+  plot.end(most / 1.02, 0.93, fmt::format("inequality: {:.1f}", most), kOrange);
+  plot.middle(5, 0.45, "simulated: best with 6", kBlue);
+  plot.middle(2.5, 0.28, "computing: (m + 1)/2m of one device", kGreen);
+  plot.middle(corner, 0.22, fmt::format("best in theory: {:.0f}", corner),
+              kGreen);
+  plot.middle(9, 0.12,
+              fmt::format("starting kernels: (m + 1) {:.2f} ms", 1e3 * start),
+              kOrange);
   std::string details = fmt::format(
       "One device takes {:.0f} ms. Simulated, by the number of splits: ",
       1e3 * one);
@@ -281,8 +262,6 @@ std::string threshold() {
   }
   return plot.svg(details);
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/04_model_parallel/two_devices.svg", two_devices},

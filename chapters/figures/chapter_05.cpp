@@ -2,96 +2,38 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "chapters/05_gpipe/gpipe_strategy.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
+#include "chapters/pictures/layouts.h"
 
 namespace shardbook::figures::page_05 {
-namespace {
 
 constexpr int kStages = 4;
 
-// --- The bubble --------------------------------------------------------------
-
-// Stripes from the lower left to the upper right.
-void draw_stripes(Figure& figure, const Box& at) {
-  figure.box(at, "empty");
-  const double right = at.x + at.width, bottom = at.y + at.height;
-  std::string path;
-  for (double x = at.x - at.height + 3; x < right; x += 6) {
-    const double from = std::max(at.x - x, 0.0);
-    const double to = std::min(right - x, at.height);
-    if (to <= from) continue;
-    path += fmt::format("M{} {}L{} {}", px(x + from), px(bottom - from),
-                        px(x + to), px(bottom - to));
-  }
-  figure.line(path, kMuted);
-}
-
-// A lane per rank: numbered boxes, and stripes in its idle time.
-void draw_ranks(Figure& figure, const pipeline::Schedule& schedule,
-                const pipeline::Replay& replay, double begin, double pixels) {
-  constexpr double kRow = 24;
-  for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
-    const double y = figure.add_row(kRow + 3);
-    const auto box = [&](double from, double to) {
-      return Box{begin + pixels * from, y, pixels * (to - from) - 1, kRow};
-    };
-    figure.text(0, y + 16, fmt::format("rank {}", rank));
-    double before = 0;
-    const auto fill_until = [&](double time) {
-      if (time > before) draw_stripes(figure, box(before, time));
-    };
-    for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
-      const pipeline::Action& action = schedule.actions[rank][i];
-      const pipeline::Span& span = replay.spans[rank][i];
-      const bool is_forward = action.kind == pipeline::ActionKind::kForward;
-      fill_until(span.begin);
-      const Box at = box(span.begin, span.end);
-      figure.box(at, is_forward ? "forward" : "backward");
-      figure.middle(at.x + at.width / 2, y + 16.5,
-                    std::to_string(action.micro_batch), kWhite);
-      before = span.end;
-    }
-    fill_until(replay.makespan);
-  }
-}
-
 std::string bubble() {
   // A stage's forward of the whole batch takes 8 units
-  constexpr double kUnits = 8, kBegin = 50;
-  Figure figure(
-      "With twice as many micro-batches, the bubble falls from 43 % to 27 %\n"
-      "One batch through four stages; a backward takes twice as long as a "
-      "forward");
-  figure.legend({{"forward", "forward"},
-                 {"backward", "backward"},
-                 {"empty", "striped: idle, the bubble"}});
-  double longest = 0;
-  std::string details;
+  constexpr double kUnits = 8;
+  std::vector<NamedSchedule> all;
   for (const int m : {4, 8}) {
     const pipeline::Schedule schedule = gpipe::schedule(kStages, m);
     pipeline::Costs costs;
     costs.forward = kUnits / m;
     costs.backward = 2 * kUnits / m;
     const pipeline::Replay replay = pipeline::replay(schedule, costs);
-    longest = std::max(longest, replay.makespan);
-    const double pixels = (figure.width() - kBegin) / longest;
-    const std::string result =
+    const std::string name =
         fmt::format("{} micro-batches: {:g} units of time, idle for {:.0f} %",
                     m, replay.makespan, 100 * pipeline::idle_share(replay));
-    figure.heading(result);
-    details += result + ". ";
-    draw_ranks(figure, schedule, replay, kBegin, pixels);
+    all.push_back({name, schedule, replay});
   }
-  figure.axis(kBegin, figure.width(), longest, {"units", 1}, "time");
-  return figure.svg(details);
+  return schedules(
+             "With twice as many micro-batches, the bubble falls from 43 % to "
+             "27 %\n"
+             "One batch through four stages; a backward takes twice as long as "
+             "a forward",
+             all)
+      .svg;
 }
-
-// --- Step time and idle share ------------------------------------------------
 
 const std::string kGpipe = "05_gpipe --recompute never --partition time";
 
@@ -110,12 +52,11 @@ std::string pieces() {
     by_work.push_back({m, turns(m) / m * work});
     by_host.push_back({m, turns(m) * host});
   }
-  Figure figure(
+  Plot plot(
       "The step is shortest where the bubble is small and the host keeps up\n"
-      "GPT-2 medium on 4 A100; a step has 49,152 tokens");
-  Plot plot(figure, PlotSize{60, 420, 240},
-            logarithmic("micro-batches m", 1, 48, counts),
-            {"a step", 0, 0.8, {"ms", 1e-3}});
+      "GPT-2 medium on 4 A100; a step has 49,152 tokens",
+      {60, 420, 240}, logarithmic("micro-batches m", 1, 48, counts),
+      {"a step", 0, 0.8, kMilliseconds});
   plot.curve(by_work, kGray, "bubble: (m + p - 1) / m");
   plot.curve(by_host, kOrange,
              fmt::format("host: (m + p - 1) {:.1f} ms", host / 1e-3));
@@ -129,14 +70,12 @@ std::string pieces() {
 
 std::string threshold() {
   constexpr double kShare = 0.2;
-  Figure figure(
+  Plot plot(
       "Above (p - 1)(1 - x)/x micro-batches, the bubble is below the share x\n"
-      "GPT-2 medium in p stages on textbook; marked: the formula for x = 20 %");
-  Plot plot(figure, PlotSize{50, 520, 250},
-            logarithmic("micro-batches m, of 8 samples each", 1, 32),
-            {"idle share of a step", 0, 0.9, {"%", 0.01}});
+      "GPT-2 medium in p stages on textbook; marked: the formula for x = 20 %",
+      {50, 520, 250}, logarithmic("micro-batches m, of 8 samples each", 1, 32),
+      {"idle share of a step", 0, 0.9, kPercent});
   plot.across(kShare, 1, "4 3");
-  std::string details;
   for (const auto& [stages, stroke] :
        {std::pair(2, kGreen), std::pair(4, kBlue), std::pair(7, kOrange)}) {
     const std::vector<Value> shares = sweep(
@@ -148,19 +87,16 @@ std::string threshold() {
         {1, 2, 4, 8, 12, 16, 24, 32}, idle_share);
     plot.curve(shares, stroke, fmt::format("{} stages", stages));
     const double bound = (stages - 1) * (1 - kShare) / kShare;
-    figure.line({plot.at(bound, 0), plot.at(bound, kShare)}, stroke.color, 1.5,
-                "4 3");
+    plot.figure().line({plot.at(bound, 0), plot.at(bound, kShare)},
+                       stroke.color, 1.5, "4 3");
     plot.dots({{bound, kShare}}, stroke);
-    plot.text(bound, kShare, fmt::format("m = {:g}", bound), stroke,
-              Figure::Anchor::kStart, {6, -8});
-    details +=
-        fmt::format("{} stages idle for {:.0f} % with one, {:.1f} % with 32. ",
-                    stages, 100 * shares.front().y, 100 * shares.back().y);
+    plot.text(bound, kShare, fmt::format("m = {:g}", bound), stroke, {6, -8});
+    plot.describe(
+        fmt::format("{} stages idle for {:.0f} % with one, {:.1f} % with 32",
+                    stages, 100 * shares.front().y, 100 * shares.back().y));
   }
-  return plot.svg(details);
+  return plot.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/05_gpipe/bubble.svg", bubble},

@@ -3,19 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "chapters/pictures/layouts.h"
 
 namespace shardbook::figures::page_06 {
-namespace {
 
-pictures::NamedSchedule timed(const std::string& name, const std::string& title,
-                              int p, int m) {
+NamedSchedule timed(const std::string& name, const std::string& title, int p,
+                    int m) {
   pipeline::schedules::ScheduleOptions options;
   options.num_ranks = p;
   options.micro_batches = m;
@@ -31,23 +30,20 @@ pictures::NamedSchedule timed(const std::string& name, const std::string& title,
 }
 
 double most_sets(const pipeline::Schedule& schedule) {
-  double sets = 0;
-  for (const int each :
-       pipeline::max_live_activations(schedule, pipeline::Until::kWeight)) {
-    sets = std::max(sets, static_cast<double>(each));
-  }
-  return sets;
+  return most_of(
+      pipeline::max_live_activations(schedule, pipeline::Until::kWeight),
+      std::identity());
 }
 
 std::string orders() {
   const auto lanes = [](const char* name, const std::string& title) {
-    pictures::NamedSchedule one = timed(name, "", 4, 8);
+    NamedSchedule one = timed(name, "", 4, 8);
     one.name =
         fmt::format("{}: {:g} units of time, at most {:g} sets of activations",
                     title, one.replay.makespan, most_sets(one.schedule));
     return one;
   };
-  return pictures::schedules(
+  return schedules(
              "1F1B takes as long as GPipe with half of the activations; zero "
              "bubble fills the gaps",
              {lanes("gpipe", "GPipe"), lanes("1f1b", "1F1B"),
@@ -69,20 +65,16 @@ std::string trade() {
       {"zb-h1", "ZB-H1", {-8, 4}, Figure::Anchor::kEnd},
       {"zb-h2", "ZB-H2", {0, -10}, Figure::Anchor::kMiddle},
       {"dualpipe", "DualPipe"}};
-  Figure figure(
+  Plot plot(
       "No schedule has both the fewest sets and the least idle time\n"
       "A point per schedule: 8 ranks, 16 micro-batches, equal times for F, I "
-      "and W");
-  Plot plot(
-      figure, PlotSize{50, 575, 240},
+      "and W",
+      {50, 575, 240},
       {"sets of activations on the fullest rank, each of one stage", 0, 18},
-      {"idle share of a rank, from its first action to its last",
-       0,
-       0.4,
-       {"%", 0.01}});
-  std::string details;
+      {"idle share of a rank, from its first action to its last", 0, 0.4,
+       kPercent});
   for (const Named& each : all) {
-    const pictures::NamedSchedule one = timed(each.name, each.title, 8, 16);
+    const NamedSchedule one = timed(each.name, each.title, 8, 16);
     double sets = most_sets(one.schedule);
     // A rank of DualPipe has two whole stages
     if (one.schedule.num_stages == 16) sets /= 2;  // of half a stage
@@ -90,20 +82,17 @@ std::string trade() {
     plot.dots({{sets, idle}}, kBlue);
     const std::string text =
         fmt::format("{}: {:.0f} %", each.title, 100 * idle);
-    plot.text(sets, idle, text, {kInk, ""}, each.anchor, each.by);
-    details += fmt::format("{} with {:g} sets. ", text, sets);
+    plot.text(sets, idle, text, kBlack, each.by, each.anchor);
+    plot.describe(fmt::format("{} with {:g} sets", text, sets));
   }
-  return figure.svg(details);
+  return plot.svg();
 }
 
 // GPT-2's width or another, one block per stage, 25 tokens per sequence.
 std::vector<Value> idle_shares(const char* schedule, int width,
                                const std::vector<double>& samples) {
   constexpr int kMicroBatches = 256, kTokens = 25;
-  const std::string model = fmt::format(
-      "{{\"n_layer\": 8, \"n_embd\": {}, \"n_head\": 4, \"n_positions\": 64, "
-      "\"vocab_size\": 64}}",
-      width);
+  const std::string model = gpt_of(8, width, 4, 64, 64);
   return sweep(
       [&](double each) {
         return "06_1f1b" +
@@ -121,12 +110,11 @@ std::string hidden() {
   const double tokens =
       textbook::kLatency / (12 * kWidth * kWidth / textbook::kRate -
                             kBytes * kWidth / textbook::kBandwidth);
-  Figure figure(
+  Plot plot(
       "ZB-H1 hides its messages from 125 tokens on, 1F1B never all of them\n"
-      "8 ranks of textbook, one block per stage, 256 micro-batches");
-  Plot plot(figure, PlotSize{50, 450, 240},
-            logarithmic("tokens of a micro-batch", 25, 400),
-            {"idle share of a step", 0, 0.9, {"%", 0.01}});
+      "8 ranks of textbook, one block per stage, 256 micro-batches",
+      {50, 450, 240}, logarithmic("tokens of a micro-batch", 25, 400),
+      {"idle share of a step", 0, 0.9, kPercent});
   const auto narrow = idle_shares("zb-h1", 256, {1, 2, 4, 8, 16});
   const auto one = idle_shares("1f1b", 768, {1, 2, 4, 8, 16});
   const auto zero = idle_shares("zb-h1", 768, {1, 2, 3, 4, 5, 6, 8, 16});
@@ -164,36 +152,31 @@ std::string versions() {
       "them: the version that is read. Every backward ends with an update.",
       kBegin + kUnit * replay.makespan + 10);
   for (int rank = 0; rank < kRanks; ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
     const double y = figure.add_row(kRow + 24);
     figure.text(0, y + 15, fmt::format("rank {}", rank));
     figure.text(0, y + kRow + 13, "version", kMuted);
     figure.box({kBegin, y, kUnit * replay.makespan, kRow}, "empty");
-    for (std::size_t i = 0; i < schedule.actions[r].size(); ++i) {
-      const pipeline::Action& action = schedule.actions[r][i];
-      const pipeline::Span& span = replay.spans[r][i];
+    for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
+      const pipeline::Action& action = schedule.actions[rank][i];
+      const pipeline::Span& span = replay.spans[rank][i];
       const double x = kBegin + kUnit * span.begin;
       const double width = kUnit * (span.end - span.begin) - 1;
       if (action.kind == pipeline::ActionKind::kUpdate) continue;
       const bool is_forward = action.kind == pipeline::ActionKind::kForward;
-      figure.box({x, y, width, kRow}, is_forward ? "forward" : "backward");
-      figure.middle(x + width / 2, y + 15, std::to_string(action.micro_batch),
-                    kWhite);
+      figure.box({x, y, width, kRow}, is_forward ? "forward" : "backward",
+                 std::to_string(action.micro_batch));
       figure.middle(x + width / 2, y + kRow + 13,
                     std::to_string(version(rank, action.micro_batch)),
-                    color_of(is_forward ? "forward" : "backward"));
+                    is_forward ? "forward" : "backward");
     }
   }
   figure.axis(kBegin, kBegin + kUnit * replay.makespan, replay.makespan,
               {"units", 1}, "time");
-  figure.legend(
-      {{"forward", "forward"}, {"backward", "backward"}, {"empty", "idle"}});
+  figure.legend({"forward", "backward", "empty: idle"});
   return figure.svg(
       "Mini-batch j reads version max(0, j - 3) on rank 0 and version j on "
       "rank 3.");
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/06_1f1b/orders.svg", orders},

@@ -9,27 +9,22 @@
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "comm/launch.h"
 #include "core/ops.h"
 
 namespace shardbook::figures::page_07 {
-namespace {
 
 // A matrix with the part of one rank in its colour.
 void draw_matrix(Figure& figure, const dtensor::Held& held, int rank,
                  const Box& at) {
-  const auto r = static_cast<std::size_t>(rank);
   figure.box(at, "empty");
-  const double row = at.height / static_cast<double>(held.rows);
-  const double column = at.width / static_cast<double>(held.columns);
-  for (const IndexRun& rows : held.rows_of[r]) {
-    for (const IndexRun& columns : held.columns_of[r]) {
-      figure.colored_box({at.x + column * static_cast<double>(columns.begin),
-                          at.y + row * static_cast<double>(rows.begin),
-                          column * static_cast<double>(columns.count),
-                          row * static_cast<double>(rows.count)},
-                         rank_color(rank));
+  const double row = at.height / held.rows;
+  const double column = at.width / held.columns;
+  for (const IndexRun& rows : held.rows_of[rank]) {
+    for (const IndexRun& columns : held.columns_of[rank]) {
+      figure.box({at.x + column * columns.begin, at.y + row * rows.begin,
+                  column * columns.count, row * rows.count},
+                 rank_color(rank));
     }
   }
 }
@@ -51,12 +46,12 @@ std::string mlp() {
   for (int rank = 0; rank < kRanks; ++rank) {
     const double y = top + kRow * rank + kRow / 2 + 4;  // the middle
     const char* color = rank_color(rank);
-    figure.text(0, y + 4, fmt::format("rank {}", rank), color);
+    figure.rank_name(0, y + 4, rank);
     const auto step = [&](double from, double to) {
-      arrow(figure, {from, y}, {to, y}, kMuted);
+      figure.arrow({from, y}, {to, y}, kMuted);
     };
     const auto tensor = [&](double x, double width, const char* fill) {
-      figure.colored_box({x, y - kTokens / 2, width, kTokens}, fill);
+      figure.box({x, y - kTokens / 2, width, kTokens}, fill);
     };
     tensor(56, kH, kInk);
     step(88, 146);
@@ -89,18 +84,16 @@ std::string mlp() {
                                       std::tuple(530.0, "g", "forward")}) {
     figure.box({x - 8, top + 22, 16, kRanks * kRow - 30}, "comm");
     figure.middle(x, top + kRow + 4, name, kWhite);
-    figure.middle(x, top + 14, fmt::format("all-reduce {}", does),
-                  color_of("comm"));
+    figure.middle(x, top + 14, fmt::format("all-reduce {}", does), "comm");
   }
-  return figure.svg("");
+  return figure.svg();
 }
 
-// y = x W1 W2 for one number x, with W1 by columns and W2 by rows.
+// y = x W1 W2 for one number x, with W1 by columns and W2 by rows: values and
+// gradients of x, behind f, between the matrices, before g, and of y.
 struct Terms {
-  double w1 = 0, w2 = 0;
-  double x = 0, hidden = 0, y = 0;     // forward; y is this rank's term
-  double dx = 0, dhidden = 0;          // this rank's terms
-  double sum_of_y = 0, sum_of_dx = 0;  // behind g, and behind f
+  std::array<double, 2> weights;
+  std::array<double, 5> forward, backward;
 };
 
 std::array<Terms, 2> terms_of_ranks() {
@@ -111,20 +104,19 @@ std::array<Terms, 2> terms_of_ranks() {
       x.set_requires_grad();
       return x;
     };
-    Terms& own = all[static_cast<std::size_t>(tp.rank())];
-    own.w1 = 2 - tp.rank(), own.w2 = 4 + tp.rank(), own.x = 3;
-    const Tensor w1 = number(own.w1), w2 = number(own.w2);
-    const Tensor x = number(own.x), term = matmul(matmul(x, w1), w2);
+    const Tensor w1 = number(2 - tp.rank()), w2 = number(4 + tp.rank());
+    const Tensor own_x = number(3), term = matmul(matmul(own_x, w1), w2);
     sum(term).backward();
-    const Tensor hidden = number(matmul(x, w1).item());
+    const Tensor hidden = number(matmul(own_x, w1).item());
     sum(matmul(hidden, w2)).backward();
-    own.hidden = hidden.item(), own.y = term.item();
-    own.dx = x.grad().item(), own.dhidden = hidden.grad().item();
-    const Tensor whole_x = number(own.x);
+    const Tensor x = number(3);
     const Tensor y = tensor_parallel::reduce_from(
-        matmul(matmul(tensor_parallel::copy_to(whole_x, tp), w1), w2), tp);
+        matmul(matmul(tensor_parallel::copy_to(x, tp), w1), w2), tp);
     sum(y).backward();
-    own.sum_of_y = y.item(), own.sum_of_dx = whole_x.grad().item();
+    all[tp.rank()] = {
+        {w1.item(), w2.item()},
+        {x.item(), own_x.item(), hidden.item(), term.item(), y.item()},
+        {x.grad().item(), own_x.grad().item(), hidden.grad().item(), 1, 1}};
   });
   return all;
 }
@@ -135,75 +127,66 @@ std::string conjugate() {
       "f copies forward and adds backward; g adds forward and copies backward\n"
       "y = x W1 W2 with one number x = 3, W1 = [2 1] by columns, W2 = [4 5] by "
       "rows");
-  constexpr double kX = 60, kF = 150, kIn = 205, kHidden = 315, kTerm = 425,
-                   kG = 490, kY = 580, kHalf = 22;
+  constexpr double kF = 150, kG = 490, kHalf = 22;
+  // Of x, behind f, between the matrices, before g, of y
+  constexpr std::array<double, 5> kAt = {60, 205, 315, 425, 580};
   const auto number = [](double value) { return fmt::format("{:.0f}", value); };
   const auto panel = [&](bool is_forward,
-                         const std::array<const char*, 4>& names, double left,
-                         double right, const auto& values_of) {
+                         const std::array<const char*, 5>& names) {
     const double top = figure.add_row(142) + 22, middle = top + 46;
-
     const auto step = [&](double x0, double y0, double x1, double y1) {
       if (is_forward) {
-        arrow(figure, {x0, y0}, {x1, y1}, kMuted);
+        figure.arrow({x0, y0}, {x1, y1}, kMuted);
       } else {
-        arrow(figure, {x1, y1}, {x0, y0}, kMuted);
+        figure.arrow({x1, y1}, {x0, y0}, kMuted);
       }
     };
     // What all ranks have is grey
     const auto box = [&](double x, double y, double value, int rank) {
-      named_box(figure, {x - kHalf, y - 11, 2 * kHalf, 22},
-                rank < 0 ? color_of("empty") : rank_color(rank), number(value),
-                rank < 0 ? kInk : kWhite);
+      figure.box({x - kHalf, y - 11, 2 * kHalf, 22},
+                 rank < 0 ? "empty" : rank_color(rank), number(value),
+                 rank < 0 ? kInk : kWhite);
+    };
+    const auto values_of = [&](const Terms& rank) {
+      return is_forward ? rank.forward : rank.backward;
     };
     for (std::size_t i = 0; i < names.size(); ++i) {
-      figure.middle(std::array{kX, kHidden, kTerm, kY}[i], top - 6, names[i],
-                    kMuted);
+      figure.middle(kAt[i], top - 6, names[i], kMuted);
     }
-    box(kX, middle, left, -1);
-    box(kY, middle, right, -1);
-    step(kX + kHalf + 3, middle, kF - 13, middle);
-    step(kG + 13, middle, kY - kHalf - 3, middle);
-    for (std::size_t r = 0; r < 2; ++r) {
+    box(kAt[0], middle, values_of(ranks[0])[0], -1);
+    box(kAt[4], middle, values_of(ranks[0])[4], -1);
+    step(kAt[0] + kHalf + 3, middle, kF - 13, middle);
+    step(kG + 13, middle, kAt[4] - kHalf - 3, middle);
+    for (int r = 0; r < 2; ++r) {
       const double y = middle + (r == 0 ? -28 : 28);
-      const std::array<double, 3> values = values_of(ranks[r]);
-      const std::array<double, 3> at = {kIn, kHidden, kTerm};
-      for (std::size_t i = 0; i < 3; ++i) {
-        box(at[i], y, values[i], static_cast<int>(r));
-      }
-      step(kF + 11, middle + (r == 0 ? -6 : 6), kIn - kHalf - 3, y);
-      step(kTerm + kHalf + 3, y, kG - 11, middle + (r == 0 ? -6 : 6));
-      const std::array<double, 2> weights = {ranks[r].w1, ranks[r].w2};
-      for (std::size_t i = 0; i < 2; ++i) {
-        step(at[i] + kHalf + 3, y, at[i + 1] - kHalf - 3, y);
-        figure.middle((at[i] + at[i + 1]) / 2, y - 6,
-                      "× " + number(weights[i]));
+      const double edge = middle + (r == 0 ? -6 : 6);
+      for (int i = 1; i < 4; ++i) box(kAt[i], y, values_of(ranks[r])[i], r);
+      step(kF + 11, edge, kAt[1] - kHalf - 3, y);
+      step(kAt[3] + kHalf + 3, y, kG - 11, edge);
+      for (int i = 1; i < 3; ++i) {
+        step(kAt[i] + kHalf + 3, y, kAt[i + 1] - kHalf - 3, y);
+        figure.middle((kAt[i] + kAt[i + 1]) / 2, y - 6,
+                      "× " + number(ranks[r].weights[i - 1]));
       }
     }
     for (const auto& [x, name, adds] :
          {std::tuple(kF, "f", !is_forward), std::tuple(kG, "g", is_forward)}) {
-      named_box(figure, {x - 9, middle - 16, 18, 32},
-                color_of(adds ? "comm" : "empty"), name, adds ? kWhite : kInk);
+      figure.box({x - 9, middle - 16, 18, 32}, adds ? "comm" : "empty", name,
+                 adds ? kWhite : kInk);
       figure.middle(x, middle + 58, adds ? "adds" : "copies",
-                    adds ? color_of("comm") : kMuted);
+                    adds ? "comm" : kMuted);
     }
   };
   figure.heading("Forward: values, from left to right");
-  panel(true, {"x", "x W1", "term of y", "y"}, ranks[0].x, ranks[0].sum_of_y,
-        [](const Terms& rank) {
-          return std::array{rank.x, rank.hidden, rank.y};
-        });
+  panel(true, {"x", "", "x W1", "term of y", "y"});
   figure.heading("Backward: gradients, from right to left");
-  panel(false, {"dx", "d(x W1)", "d(term)", "dy"}, ranks[0].sum_of_dx, 1,
-        [](const Terms& rank) {
-          return std::array{rank.dx, rank.dhidden, 1.0};
-        });
+  panel(false, {"dx", "", "d(x W1)", "d(term)", "dy"});
   return figure.svg(fmt::format(
       "Forward, rank 0 has the term {:.0f} and rank 1 {:.0f}; g adds them to "
       "{:.0f}. Backward, rank 0 has {:.0f} and rank 1 {:.0f}; f adds them to "
       "{:.0f}.",
-      ranks[0].y, ranks[1].y, ranks[0].sum_of_y, ranks[0].dx, ranks[1].dx,
-      ranks[0].sum_of_dx));
+      ranks[0].forward[3], ranks[1].forward[3], ranks[0].forward[4],
+      ranks[0].backward[1], ranks[1].backward[1], ranks[0].backward[0]));
 }
 
 // Exposed communication as a share of the step of 24 blocks, by width.
@@ -212,12 +195,9 @@ std::vector<Value> exposed_shares(const char* cluster, int ranks, int batch,
   const bool is_textbook = cluster == std::string("textbook");
   return sweep(
       [&](double width) {
-        const std::string model = fmt::format(
-            R"({{"n_embd": {}, "n_layer": 24, "n_head": 32, "vocab_size": )"
-            R"(50304, "n_positions": 2048}})",
-            width);
         return "07_tensor_parallel" +
-               on_shapes(cluster, ranks, model, batch, 1024) +
+               on_shapes(cluster, ranks, gpt_of(24, width, 32, 50304, 2048),
+                         batch, 1024) +
                (is_textbook ? "" : " --dtype bf16");
       },
       widths, exposed_share);
@@ -238,7 +218,7 @@ std::string threshold() {
     Stroke stroke;
     double width;
   };
-  std::vector<Case> cases = {
+  const std::vector<Case> cases = {
       {"8 ranks of textbook, f32", "textbook", 8, kBlue,
        least_width(8, 4, textbook::kRate, textbook::kBandwidth)},
       {"16 A100 of two nodes, bf16", "dgx-a100", 16, kOrange,
@@ -248,28 +228,25 @@ std::string threshold() {
   const std::vector<double> widths = {768,  1024, 1280, 1536, 2048,
                                       3072, 4096, 6144, 8192, 12288};
 
-  Figure figure(
+  Plot plot(
       "Above (t − 1)eγ/9β, products outweigh the all-reduces\n"
       "Dashed from top to bottom: this width. Curves: 8192 tokens in a step; "
-      "dots: 32768");
-  Plot plot(figure, PlotSize{50, 410, 250}, logarithmic("width h", 768, 12288),
-            {"exposed communication, share of the step", 0, 0.8, {"%", 0.01}});
-  std::string details;
-  double from_top = 0;
-  for (Case& each : cases) {
+      "dots: 32768",
+      {50, 410, 250}, logarithmic("width h", 768, 12288),
+      {"exposed communication, share of the step", 0, 0.8, kPercent});
+  for (const Case& each : cases) {
     const auto shares = exposed_shares(each.cluster, each.ranks, 8, widths);
-    plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width),
-              from_top);
+    plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width));
     plot.curve(shares, each.stroke, each.name);
-    details += fmt::format("{}: from {:.0f} % to {:.0f} %. ", each.name,
-                           100 * shares.front().y, 100 * shares.back().y);
+    plot.describe(fmt::format("{}: from {:.0f} % to {:.0f} %", each.name,
+                              100 * shares.front().y, 100 * shares.back().y));
     // Four times the tokens
     if (each.cluster == std::string("textbook")) {
       plot.dots(exposed_shares(each.cluster, each.ranks, 32, widths),
                 each.stroke);
     }
   }
-  return plot.svg(details);
+  return plot.svg();
 }
 
 std::string speed() {
@@ -282,28 +259,22 @@ std::string speed() {
   const auto times = by_ranks(step_s), exposed = by_ranks(exposed_share);
   std::vector<Value> ideal;
   for (const auto& [t, seconds] : times) ideal.push_back({t, times[0].y / t});
-  Figure figure(fmt::format(
-      "Eight A100 of a node are {:.1f} times as fast as one, 32 only "
-      "{:.1f} times",
-      times[0].y / times[3].y, times[0].y / times[5].y));
-  Plot plot(figure, PlotSize{60, 460, 230}, logarithmic("ranks t", 1, 32),
-            {"a step of GPT 6.7B, bf16, 8 samples; in percent: exposed",
-             0.032,
-             2.048,
-             {"ms", 1e-3},
-             true});
+  Plot plot(fmt::format(
+                "Eight A100 of a node are {:.1f} times as fast as one, 32 only "
+                "{:.1f} times",
+                times[0].y / times[3].y, times[0].y / times[5].y),
+            {60, 460, 230}, logarithmic("ranks t", 1, 32),
+            {"a step of GPT 6.7B, bf16, 8 samples; in percent: exposed", 0.032,
+             2.048, kMilliseconds, true});
   plot.mark(11.3, kGray, "edge of the node");
   plot.curve(ideal, kGray, "1/t");
   plot.dotted_curve(times, kBlue, "step");
   for (std::size_t i = 1; i < times.size(); ++i) {
     plot.text(times[i].x, times[i].y,
-              fmt::format("{:.0f} %", 100 * exposed[i].y), kBlue,
-              Figure::Anchor::kStart, {-4, -10});
+              fmt::format("{:.0f} %", 100 * exposed[i].y), kBlue, {-4, -10});
   }
   return plot.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/07_tensor_parallel/mlp.svg", mlp},

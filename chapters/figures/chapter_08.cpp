@@ -8,12 +8,10 @@
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 
 namespace shardbook::figures::page_08 {
-namespace {
 
 using Blocks = std::set<std::pair<int, int>>;
 
@@ -33,7 +31,7 @@ Travels travels_of_product() {
     world.clear_records();
     // Its messages are the figure
     (void)summa::multiply_ab(block, block, summa::grid_of(mesh));
-    ranks[static_cast<std::size_t>(world.rank())] = world.records();
+    ranks[world.rank()] = world.records();
   });
   Travels travels;
   travels.a.resize(kSide);
@@ -41,7 +39,7 @@ Travels travels_of_product() {
   for (int rank = 0; rank < kRanks; ++rank) {
     const summa::Place place = summa::place_of(rank, kSide);
     std::size_t rows = 0, columns = 0;
-    for (const CommRecord& record : ranks[static_cast<std::size_t>(rank)]) {
+    for (const CommRecord& record : ranks[rank]) {
       if (record.group == "row") {
         travels.a[rows++].insert({place.i, record.root_or_peer});
       } else if (record.group == "col") {
@@ -56,14 +54,12 @@ std::string frames() {
   constexpr double kCell = 32, kInner = kCell - 3, kGrid = kSide * kCell;
   constexpr double kX = 44, kW = 184, kY = 324, kTerm = kInner / kSide;
   const Travels travels = travels_of_product();
-  const std::string purple = color_of("comm");
   Figure figure(
       "Column k of X goes along rows, row k of W along columns\n"
       "9 ranks. A block of Y has three terms; each step adds the purple one.",
       500);
   for (int k = 0; k < kSide; ++k) {
     const double y = figure.add_row(kGrid + 40) + 30;
-    const auto step = static_cast<std::size_t>(k);
     figure.text(0, y + kGrid / 2 + 4, fmt::format("k = {}", k));
     const auto cells = [&](double left, const std::string& name,
                            const auto& draw) {
@@ -75,45 +71,35 @@ std::string frames() {
         }
       }
     };
-    // From the block that travels to the others of its row, or of its column
-    const auto travel = [&](double left, const Blocks& moved, bool along_row) {
-      for (const auto& [i, j] : moved) {
-        const int own = along_row ? j : i;
-        for (const int end : {0, kSide - 1}) {
-          if (end == own) continue;
-          const double from = kCell * own + (end < own ? -1 : kInner + 1);
-          const double to = kCell * end + kInner / 2;
-          const double side = kCell * (along_row ? i : j) + kInner / 2;
-          if (along_row) {
-            arrow(figure, {left + from, y + side}, {left + to, y + side},
-                  purple);
-          } else {
-            arrow(figure, {left + side, y + from}, {left + side, y + to},
-                  purple);
-          }
-        }
-      }
-    };
+    // Arrows lead from the block that travels to others of its row or column
     const auto operand = [&](double left, const char* name, const Blocks& moved,
                              bool along_row) {
       cells(left, name, [&](const Box& at, const auto& block) {
         figure.box(at, moved.count(block) > 0 ? "comm" : "empty");
       });
-      travel(left, moved, along_row);
+      for (const auto& [i, j] : moved) {
+        const int own = along_row ? j : i;
+        const double side = kCell * (along_row ? i : j) + kInner / 2;
+        const auto at = [&](double along) {
+          return along_row ? Point{left + along, y + side}
+                           : Point{left + side, y + along};
+        };
+        for (const int end : {0, kSide - 1}) {
+          if (end == own) continue;
+          figure.arrow(at(kCell * own + (end < own ? -1 : kInner + 1)),
+                       at(kCell * end + kInner / 2), "comm");
+        }
+      }
     };
-    operand(kX, "X", travels.a[step], true);
-    operand(kW, "W", travels.b[step], false);
+    operand(kX, "X", travels.a[k], true);
+    operand(kW, "W", travels.b[k], false);
     figure.middle((kX + kGrid + kW) / 2, y + kGrid / 2 + 4, "×");
     figure.middle((kW + kGrid + kY) / 2, y + kGrid / 2 + 4, "→");
     cells(kY, fmt::format("Y: + X(i, {0}) W({0}, j)", k),
           [&](const Box& at, const auto&) {
             for (int term = 0; term < kSide; ++term) {
               const Box part{at.x + kTerm * term, at.y, kTerm - 1, at.height};
-              if (term < k) {
-                figure.colored_box(part, kInk);
-              } else {
-                figure.box(part, term == k ? "comm" : "empty");
-              }
+              figure.box(part, term < k ? kInk : term == k ? "comm" : "empty");
             }
           });
   }
@@ -122,18 +108,13 @@ std::string frames() {
       "travel, and each block of Y has one term more.");
 }
 
-// Where a rank is in its two groups.
-struct InGroups {
-  int in_row = 0, in_col = 0;
-};
-
-std::vector<InGroups> places_in_groups() {
-  std::vector<InGroups> all(kSide * kSide);
+// Where each rank is in its row, and in its column.
+std::vector<std::pair<int, int>> places_in_groups() {
+  std::vector<std::pair<int, int>> all(kSide * kSide);
   run_ranks(kSide * kSide, [&](ProcessGroup& world) {
     DeviceMesh mesh(world, summa::square(kSide));
     const summa::Grid grid = summa::grid_of(mesh);
-    all[static_cast<std::size_t>(world.rank())] = {grid.row->rank(),
-                                                   grid.col->rank()};
+    all[world.rank()] = {grid.row->rank(), grid.col->rank()};
   });
   return all;
 }
@@ -141,7 +122,7 @@ std::vector<InGroups> places_in_groups() {
 std::string trap() {
   constexpr int kOwn = 5;  // rank (1, 2)
   constexpr double kWide = 84, kHigh = 64, kLeft = 44;
-  const std::vector<InGroups> places = places_in_groups();
+  const auto places = places_in_groups();
   const summa::Place own = summa::place_of(kOwn, kSide);
   Figure figure(
       fmt::format("A rank's number in ROW is its column j, in COL its row i\n"
@@ -155,7 +136,6 @@ std::string trap() {
   }
   for (int rank = 0; rank < kSide * kSide; ++rank) {
     const summa::Place place = summa::place_of(rank, kSide);
-    const InGroups& in = places[static_cast<std::size_t>(rank)];
     if (place.j == 0) {
       figure.text(0, top + kHigh * place.i + kHigh / 2 + 4,
                   fmt::format("i = {}", place.i), kMuted);
@@ -163,51 +143,38 @@ std::string trap() {
     const Box at{kLeft + kWide * place.j, top + kHigh * place.i, kWide - 4,
                  kHigh - 4};
     const bool in_row = place.i == own.i, in_col = place.j == own.j;
-    const auto text = [&](double down, const std::string& words) {
-      figure.middle(at.x + at.width / 2, at.y + down, words,
+    const double half = at.width / 2;
+    if (in_row && in_col) {
+      figure.box({at.x, at.y, half, at.height}, kBlue.color);
+      figure.box({at.x + half, at.y, half, at.height}, kOrange.color);
+    } else {
+      figure.box(at, in_row ? kBlue.color : in_col ? kOrange.color : "empty");
+    }
+    double y = at.y;
+    const auto text = [&](const char* format, int number) {
+      figure.middle(at.x + half, y += 17,
+                    fmt::format(fmt::runtime(format), number),
                     in_row || in_col ? kWhite : kInk);
     };
-    if (in_row && in_col) {
-      figure.colored_box({at.x, at.y, at.width / 2, at.height}, kBlue.color);
-      figure.colored_box({at.x + at.width / 2, at.y, at.width / 2, at.height},
-                         kOrange.color);
-    } else if (in_row || in_col) {
-      figure.colored_box(at, in_row ? kBlue.color : kOrange.color);
-    } else {
-      figure.box(at, "empty");
-    }
-    text(17, fmt::format("rank {}", rank));
-    if (in_row && in_col) {
-      text(34, fmt::format("{} in ROW", in.in_row));
-      text(51, fmt::format("{} in COL", in.in_col));
-    } else if (in_row) {
-      text(34, fmt::format("{} in ROW", in.in_row));
-    } else if (in_col) {
-      text(34, fmt::format("{} in COL", in.in_col));
-    }
+    text("rank {}", rank);
+    if (in_row) text("{} in ROW", places[rank].first);
+    if (in_col) text("{} in COL", places[rank].second);
   }
   const double right = kLeft + kSide * kWide + 10;
-  const auto note = [&](double y, const char* words, const Stroke& stroke) {
-    figure.text(right, y, words, stroke.color);
-  };
   const double row = top + kHigh * own.i + kHigh / 2;
-  note(row - 2, "ROW: fixed i,", kBlue);
-  note(row + 14, "numbered by j", kBlue);
-  note(top + 14, "COL: fixed j,", kOrange);
-  note(top + 30, "numbered by i", kOrange);
-  return figure.svg("");
+  figure.text(right, row - 2, "ROW: fixed i,", kBlue.color);
+  figure.text(right, row + 14, "numbered by j", kBlue.color);
+  figure.text(right, top + 14, "COL: fixed j,", kOrange.color);
+  figure.text(right, top + 30, "numbered by i", kOrange.color);
+  return figure.svg();
 }
 
 // A GPT of width 8192 on 16 samples, `tokens_over_h` times 8192 tokens in all.
 constexpr double kWidth = 8192, kSamples = 16;
 std::string wide_model(const std::string& cluster, int ranks,
                        double tokens_over_h) {
-  const char* model =
-      R"({"n_embd": 8192, "n_layer": 16, "n_head": 64, "vocab_size": 50304,)"
-      R"( "n_positions": 16384})";
-  return on_shapes(
-             cluster, ranks, model, static_cast<std::int64_t>(kSamples),
-             static_cast<std::int64_t>(tokens_over_h * kWidth / kSamples)) +
+  return on_shapes(cluster, ranks, gpt_of(16, kWidth, 64, 50304, 16384),
+                   kSamples, tokens_over_h * kWidth / kSamples) +
          (cluster == "textbook" ? " --steps 1" : " --steps 1 --dtype bf16");
 }
 
@@ -225,62 +192,62 @@ std::vector<Value> shares_of(const std::string& cluster, int ranks,
   return shares;
 }
 
-// Shares over tokens, and what 1D has.
-Plot shares_plot(Figure& figure, double width, const std::string& name) {
+struct Case {
+  const char* cluster;
+  int q;
+  Stroke stroke;
+  const char* name;
+};
+
+// From so many tokens per unit of width on, 2D sends less than 1D.
+double least_tokens(int q) { return 36.0 / (8 * q - 13); }
+
+// Shares over tokens, what 1D has, and dots where 2D begins to send less.
+Plot shares_plot(const std::string& title, double width,
+                 const std::string& name, const Column& column,
+                 const std::vector<Case>& cases) {
   const auto fraction = [](double mark) {
     return mark < 1 ? fmt::format("1/{:.0f}", 1 / mark)
                     : fmt::format("{:.0f}", mark);
   };
-  Plot plot(figure, PlotSize{34, width, 250},
+  Plot plot(title, {34, width, 250, 500},
             logarithmic("tokens over the width, bs/h", 0.25, 32),
             logarithmic(name, 0.25, 8, {}, fraction));
   plot.curve({{0.25, 1}, {32, 1}}, kGray);
+  for (const Case& each : cases) {
+    plot.curve(shares_of(each.cluster, each.q * each.q, column), each.stroke,
+               each.name);
+    plot.dots({{least_tokens(each.q), 1}}, each.stroke);
+  }
   return plot;
 }
 
 std::string threshold() {
-  Figure figure(
+  const std::vector<Case> cases = {{"textbook", 2, kOrange, "4 ranks"},
+                                   {"textbook", 4, kBlue, "16 ranks"},
+                                   {"textbook", 8, kGreen, "64 ranks"}};
+  Plot plot = shares_plot(
       "2D sends less than 1D from about bs/h = 36/(8q − 13) on\n"
       "Simulated steps, width 8192; dots: 36/(8q − 13) for q = 2, 4, 8",
-      500);
-  Plot plot =
-      shares_plot(figure, 380, "bytes sent in 2D, over those sent in 1D");
-  for (const auto& [q, stroke] :
-       {std::tuple(2, kOrange), std::tuple(4, kBlue), std::tuple(8, kGreen)}) {
-    plot.curve(shares_of("textbook", q * q, sent_bytes), stroke,
-               fmt::format("{} ranks", q * q));
-    const double x = 36.0 / (8 * q - 13);
-    plot.dots({{x, 1}}, stroke);
-    plot.text(x, 1, fmt::format("{:.2g}", x), stroke, Figure::Anchor::kEnd,
-              {-6, 16});
+      380, "bytes sent in 2D, over those sent in 1D", sent_bytes, cases);
+  for (const Case& each : cases) {
+    const double x = least_tokens(each.q);
+    plot.end(x, 1, fmt::format("{:.2g}", x), each.stroke, {-6, 16});
   }
   return plot.svg();
 }
 
 std::string times() {
-  Figure figure(
-      "Fewer bytes do not yet make a shorter step\n"
-      "Simulated steps, width 8192; dots: from here on, 2D sends less",
-      500);
-  Plot plot = shares_plot(figure, 340, "time of a step in 2D, over that in 1D");
-  struct Case {
-    const char* cluster;
-    int q;
-    Stroke stroke;
-    const char* name;
-  };
-  for (const Case& each : {Case{"textbook", 4, kGold, "16 of textbook"},
-                           Case{"textbook", 8, kPurple, "64 of textbook"},
-                           Case{"dgx-a100", 4, kBlue, "16 A100"},
-                           Case{"dgx-a100", 8, kGreen, "64 A100"}}) {
-    plot.curve(shares_of(each.cluster, each.q * each.q, step_s), each.stroke,
-               each.name);
-    plot.dots({{36.0 / (8 * each.q - 13), 1}}, each.stroke);
-  }
-  return plot.svg();
+  return shares_plot(
+             "Fewer bytes do not yet make a shorter step\n"
+             "Simulated steps, width 8192; dots: from here on, 2D sends less",
+             340, "time of a step in 2D, over that in 1D", step_s,
+             {{"textbook", 4, kGold, "16 of textbook"},
+              {"textbook", 8, kPurple, "64 of textbook"},
+              {"dgx-a100", 4, kBlue, "16 A100"},
+              {"dgx-a100", 8, kGreen, "64 A100"}})
+      .svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/08_tensor_parallel_2d/frames.svg", frames},

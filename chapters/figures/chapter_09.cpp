@@ -3,18 +3,15 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "comm/device_mesh.h"
 
 namespace shardbook::figures::page_09 {
-namespace {
 
 // A square of ranks that lies on a table, seen from its left.
 struct Square {
@@ -29,7 +26,7 @@ struct Square {
   void draw(Figure& figure, int i, int j, const std::string& color) const {
     const Point a = corner(i, j), b = corner(i, j + 1);
     const Point c = corner(i + 1, j + 1), d = corner(i + 1, j);
-    figure.colored_path(path_of({a, b, c, d}) + "z", color);
+    figure.path(path_of({a, b, c, d}) + "z", color);
     figure.line({a, b, c, d, a}, kWhite, side > 2 ? 1 : 2);
   }
 };
@@ -72,7 +69,7 @@ std::string squares() {
                   "between: an all-reduce of dW", kMuted);
     }
   }
-  return figure.svg("");
+  return figure.svg();
 }
 
 // The bytes that rank 0 sends over each group in one step.
@@ -104,18 +101,14 @@ std::string buys() {
       "More depth sends fewer bytes, but copies the weights\n"
       "GPT-2 medium on 16 ranks, 16 samples of 1024 tokens, bf16",
       500);
-  const double top = figure.add_row(kStacks + 24 + kBars + 96);
+  const double top = figure.add_row(kStacks + 24 + kBars + 57);
   const double bottom = top + kStacks + 24 + kBars;
-  const auto line = [&](double y, const char* name) {
-    figure.text(0, y, name, kMuted);
-  };
-  line(top + kStacks / 2, "16 ranks");
-  line(top + kStacks + 30, "a rank sends");
-  line(top + kStacks + 46, "in a step");
-  line(bottom + 18, "depth d");
-  line(bottom + 36, "a rank holds");
+  figure.text(0, top + kStacks / 2, "16 ranks", kMuted);
+  figure.text(0, top + kStacks + 30, "a rank sends", kMuted);
+  figure.text(0, top + kStacks + 46, "in a step", kMuted);
+  figure.text(0, bottom + 18, "depth d", kMuted);
+  figure.text(0, bottom + 36, "a rank holds", kMuted);
   figure.line({{kLeft, bottom}, {kLeft + 3 * kColumn, bottom}}, kMuted);
-  std::string details;
   double x = kLeft;
   for (const int d : {1, 4, 16}) {
     const int q = static_cast<int>(std::sqrt(16 / d));
@@ -145,31 +138,24 @@ std::string buys() {
       figure.box({x + 14, y - height, 40, height}, part.css_class);
       if (height > 8 && q > 1) {
         figure.text(x + 58, y - height / 2 + 4,
-                    fmt::format("{:.2f}", bytes / kGB),
-                    color_of(part.css_class));
+                    fmt::format("{:.2f}", bytes / kGB), part.css_class);
       }
-      details +=
-          fmt::format("Depth {}, {}: {:.2f} GB. ", d, part.name, bytes / kGB);
+      figure.describe(
+          fmt::format("Depth {}, {}: {:.2f} GB", d, part.name, bytes / kGB));
       y -= height;
       all += bytes;
     }
     figure.text(x + 14, y - 6, fmt::format("{:.2f} GB", all / kGB));
-    figure.text(x + 14, bottom + 18, fmt::format("{}", d));
+    figure.text(x + 14, bottom + 18, std::to_string(d));
     figure.text(
         x + 14, bottom + 36,
         q == 1 ? "all weights" : fmt::format("1/{} of the weights", q * q));
     x += kColumn;
   }
-  double left = 0;
-  for (const auto& [css_class, name] :
-       {std::pair("forward", "activations, in rows"),
-        std::pair("weights", "weights, in columns"),
-        std::pair("comm", "gradients, over depth")}) {
-    figure.box({left, bottom + 60, 10, 10}, css_class);
-    figure.text(left + 14, bottom + 69, name);
-    left += 160;
-  }
-  return figure.svg(details);
+  figure.legend({"forward: activations, in rows",
+                 "weights: weights, in columns",
+                 "comm: gradients, over depth"});
+  return figure.svg();
 }
 
 // Sent by a rank for the products of a block of width h, forward and backward,
@@ -188,16 +174,14 @@ double least_tokens(double d, double ranks) {
 
 std::string threshold() {
   constexpr double kWidth = 1024, kGiB = 1 << 30;
-  Figure figure(
+  Plot plot(
       fmt::format("From {:.0f} tokens on, four squares send less than one\n"
                   "GPT-2 medium on 16 ranks. Lines: simulated; marks: by the "
                   "inequality",
                   kWidth * least_tokens(4, 16)),
-      500);
-  Plot plot(figure, PlotSize{34, 350, 250},
-            marked("tokens of a step", {0, 2048, 4096, 6144, 8192}),
-            {"bytes that a rank sends in a step", 0, 5 * kGiB, {"GiB", kGiB}});
-  std::string details;
+      {34, 350, 250, 500},
+      marked("tokens of a step", {0, 2048, 4096, 6144, 8192}),
+      {"bytes that a rank sends in a step", 0, 5 * kGiB, {"GiB", kGiB}});
   for (const auto& [d, stroke, name] :
        {std::tuple(1, kOrange, "d = 1, 4 x 4"),
         std::tuple(4, kBlue, "d = 4, 2 x 2"),
@@ -212,20 +196,19 @@ std::string threshold() {
         "--seq", {32, 64, 128, 192, 256, 320, 384, 512},
         [](const Report& report) { return sent_bytes(report) / kSteps; }, 16);
     plot.curve(values, stroke, name);
-    details += fmt::format("{}: from {:.2f} to {:.2f} GiB. ", name,
-                           values.front().y / kGiB, values.back().y / kGiB);
+    plot.describe(fmt::format("{}: from {:.2f} to {:.2f} GiB", name,
+                              values.front().y / kGiB, values.back().y / kGiB));
   }
-  return plot.svg(details);
+  return plot.svg();
 }
 
 std::string depths() {
-  Figure figure(
+  Plot plot(
       "Many tokens favour depth, few tokens none\n"
       "Products of a block on 64 ranks, forward and backward; dots: the least",
-      500);
-  Plot plot(figure, PlotSize{34, 360, 230},
-            logarithmic("depth d of the 64 ranks", 1, 64, {1, 4, 16, 64}),
-            logarithmic("elements sent by a rank, over h²", 2, 512));
+      {34, 360, 230, 500},
+      logarithmic("depth d of the 64 ranks", 1, 64, {1, 4, 16, 64}),
+      logarithmic("elements sent by a rank, over h²", 2, 512));
   for (const auto& [x, stroke, name] : {std::tuple(64.0, kOrange, "bs = 64 h"),
                                         std::tuple(16.0, kGold, "bs = 16 h"),
                                         std::tuple(2.0, kGreen, "bs = 2 h"),
@@ -239,8 +222,6 @@ std::string depths() {
   }
   return plot.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/09_tensor_parallel_2p5d/squares.svg", squares},

@@ -11,12 +11,9 @@
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/11_dtensor/redistribute.h"
 #include "chapters/common/models/models.h"
-#include "chapters/common/run/program.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 
 namespace shardbook::figures::page_11 {
-namespace {
 
 using dtensor::Placement;
 
@@ -49,11 +46,11 @@ std::string moves() {
     const double length = std::hypot(to.x - from.x, to.y - from.y);
     const double x = (to.x - from.x) / length, u = (to.y - from.y) / length;
     const std::string cost = cost_of(a, b);
-    const std::string color = cost == "no message" ? kMuted : color_of("comm");
+    const std::string color = cost == "no message" ? kMuted : "comm";
     // Beside the line between the two: the way back needs room
     const Point beside{-6 * u, 6 * x};
-    arrow(figure, {from.x + 42 * x + beside.x, from.y + 26 * u + beside.y},
-          {to.x - 42 * x + beside.x, to.y - 26 * u + beside.y}, color);
+    figure.arrow({from.x + 42 * x + beside.x, from.y + 26 * u + beside.y},
+                 {to.x - 42 * x + beside.x, to.y - 26 * u + beside.y}, color);
     if (label_x > 0) figure.middle(label_x, label_y, cost, color);
   };
   move(at_p, at_s0, p, s0, 86, y + 52);
@@ -67,15 +64,14 @@ std::string moves() {
   move(at_r, at_s1, r, s1, 320, y + 136);
   const auto node = [&](const Point& at, const char* name, const char* text,
                         double text_y) {
-    named_box(figure, {at.x - 34, at.y - 15, 68, 30}, color_of("forward"),
-              name);
+    figure.box({at.x - 34, at.y - 15, 68, 30}, "forward", name);
     figure.middle(at.x, at.y + text_y, text, kMuted);
   };
   node(at_p, "P(sum)", "terms", 30);
   node(at_r, "R", "all of it", 30);
   node(at_s0, "S(0)", "rows", -20);
   node(at_s1, "S(1)", "columns", 30);
-  return figure.svg("");
+  return figure.svg();
 }
 
 // Who holds which part of a matrix on a mesh of 2 x 2 ranks.
@@ -101,15 +97,15 @@ std::string mesh_parts() {
   figure.middle(60, top + 16, "the mesh");
   for (int rank = 0; rank < 4; ++rank) {
     const double x = 30 + 34.0 * (rank % 2), y = top + 44 + 34.0 * (rank / 2);
-    named_box(figure, {x, y, 28, 28}, rank_color(rank), std::to_string(rank));
+    figure.box({x, y, 28, 28}, rank_color(rank), std::to_string(rank));
   }
-  arrow(figure, {30, top + 34}, {92, top + 34}, kMuted);
+  figure.arrow({30, top + 34}, {92, top + 34}, kMuted);
   figure.middle(104, top + 38, "tp", kMuted);
-  arrow(figure, {22, top + 44}, {22, top + 106}, kMuted);
+  figure.arrow({22, top + 44}, {22, top + 106}, kMuted);
   figure.middle(22, top + 122, "dp", kMuted);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const double x = 156 + kColumn * static_cast<double>(i % 2) + 41;
-    const double y = top + kRow * static_cast<double>(i / 2);
+    const double x = 156 + kColumn * (i % 2) + 41;
+    const double y = top + kRow * (i / 2);
     const dtensor::Held held = dtensor::held_by("", {4, 4}, all[i], axes);
     const std::string name = dtensor::text(all[i]);
     figure.middle(x + kSide / 2, y + 16, name);
@@ -126,16 +122,14 @@ std::string mesh_parts() {
     }
     for (const auto& [part, ranks] : parts) {
       constexpr double kUnit = kSide / 4;
-      const Box at = {x + kUnit * static_cast<double>(part[2]),
-                      y + 42 + kUnit * static_cast<double>(part[0]),
-                      kUnit * static_cast<double>(part[3]),
-                      kUnit * static_cast<double>(part[1])};
+      const Box at = {x + kUnit * part[2], y + 42 + kUnit * part[0],
+                      kUnit * part[3], kUnit * part[1]};
       // What several ranks have is grey
       const bool is_one = ranks.size() == 1;
-      named_box(figure, {at.x + 1, at.y + 1, at.width - 2, at.height - 2},
-                is_one ? rank_color(ranks[0]) : color_of("empty"),
-                fmt::format("{}", fmt::join(ranks, ", ")),
-                is_one ? kWhite : kInk);
+      figure.box({at.x + 1, at.y + 1, at.width - 2, at.height - 2},
+                 is_one ? rank_color(ranks[0]) : "empty",
+                 fmt::format("{}", fmt::join(ranks, ", ")),
+                 is_one ? kWhite : kInk);
       details += fmt::format("rows {} to {}, columns {} to {} on ranks {}. ",
                              part[0], part[0] + part[1] - 1, part[2],
                              part[2] + part[3] - 1, fmt::join(ranks, " and "));
@@ -146,9 +140,8 @@ std::string mesh_parts() {
 
 std::string threshold() {
   const ModelConfig gpt = ModelConfig::read("gpt-1.3b");
-  const double h = static_cast<double>(gpt.n_embd);
-  const double most = 3 * h + static_cast<double>(gpt.vocab_size) /
-                                  (2 * static_cast<double>(gpt.n_layer));
+  const double h = gpt.n_embd;
+  const double most = 3 * h + gpt.vocab_size / (2.0 * gpt.n_layer);
   const auto exposed = [](const std::string& mesh) {
     return sweep("11_dtensor --mesh " + mesh +
                      on_shapes("textbook", 8, "gpt-1.3b", 8, 64),
@@ -156,13 +149,12 @@ std::string threshold() {
                  8);
   };
   const auto tokens = exposed("1x8"), weights = exposed("8x1");
-  Figure figure(
+  Plot plot(
       "With few tokens, move the tokens; with many, the weights\n"
       "GPT 1.3B on 8 ranks of textbook, f32. Vertical line: Bs = 3h + V/(2L)",
-      500);
-  Plot plot(figure, PlotSize{46, 330, 220},
-            marked("tokens of a step, Bs", {0, 4096, 8192, 12288, 16384}),
-            {"exposed communication of a step", 0, 0.25, {"ms", 1e-3}});
+      {46, 330, 220, 500},
+      marked("tokens of a step, Bs", {0, 4096, 8192, 12288, 16384}),
+      {"exposed communication of a step", 0, 0.25, kMilliseconds});
   plot.mark(most, kGray, fmt::format("{:.0f}", most));
   plot.dotted_curve(tokens, kBlue, "tp: tokens move");
   plot.dotted_curve(weights, kOrange, "fsdp: weights move");
@@ -172,8 +164,6 @@ std::string threshold() {
       tokens.front().x, 1e3 * tokens.front().y, 1e3 * weights.front().y,
       tokens.back().x, 1e3 * tokens.back().y, 1e3 * weights.back().y));
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/11_dtensor/moves.svg", moves},

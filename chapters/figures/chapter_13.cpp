@@ -13,12 +13,11 @@
 #include "chapters/common/run/program.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
+#include "chapters/pictures/charts.h"
 #include "comm/device_mesh.h"
 #include "core/ops.h"
 
 namespace shardbook::figures::page_13 {
-namespace {
 
 // Gates drawn at random; all tokens lean towards expert 0.
 moe::GateValues random_gates(std::int64_t tokens, std::int64_t experts,
@@ -63,18 +62,15 @@ std::string slots() {
                   "rank.",
                   dropped, dropped, capacity),
       500);
-  constexpr double kHeight = kRow * kRanks * kTokens + 42;
-  const double top = figure.add_row(kHeight + 36) + 34;
+  const double top = figure.add_row(kRow * kRanks * kTokens + 78) + 34;
   figure.middle(kTokenX + kBox / 2, top - 18, "tokens");
-  figure.middle((kTokenX + kBox + kSlotX) / 2, top - 18, "all-to-all",
-                color_of("comm"));
+  figure.middle((kTokenX + kBox + kSlotX) / 2, top - 18, "all-to-all", "comm");
   figure.middle(kSlotX + kBox / 2, top - 18, "slots");
   const auto token_y = [&](int rank, int token) {
     return top + kRow * (rank * kTokens + token) + 30 * rank;
   };
   const auto slot_y = [&](int expert, int rank, std::int64_t slot) {
-    return top +
-           kRow * static_cast<double>(capacity * (2 * expert + rank) + slot) +
+    return top + kRow * (capacity * (2 * expert + rank) + slot) +
            6 * (expert % 2) + 30 * (expert / 2);
   };
   // What a rank has is in a frame of its colour
@@ -90,7 +86,7 @@ std::string slots() {
     frame(0, kTokenX + kBox + 8, from, to, rank);
     frame(kSlotX - 8, figure.width() - 2, from, to, rank);
     for (const double x : {8.0, figure.width() - 54}) {
-      rank_name(figure, x, from + 18, rank);
+      figure.rank_name(x, from + 18, rank);
     }
   }
   for (int expert = 0; expert < kExperts; ++expert) {
@@ -105,39 +101,34 @@ std::string slots() {
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     for (int token = 0; token < kTokens; ++token) {
-      const moe::Routing& routing = routings[static_cast<std::size_t>(rank)];
-      const auto t = static_cast<std::size_t>(token);
+      const moe::Routing& routing = routings[rank];
+      const std::int64_t slot = routing.slot[token];
       const double y = token_y(rank, token);
       const std::string name = fmt::format("t{}", rank * kTokens + token);
       const auto box = [&](double x, double y) {
-        figure.colored_box({x, y, kBox, kRow - 2}, rank_color(rank));
+        figure.box({x, y, kBox, kRow - 2}, rank_color(rank));
         figure.middle(x + kBox / 2, y + 13, name, kWhite);
       };
       box(kTokenX, y);
-      const auto expert = static_cast<int>(routing.expert[t]);
-      if (routing.slot[t] < 0) {
+      if (slot < 0) {
         figure.end(kTokenX - 8, y + 13, "dropped", kMuted);
         continue;
       }
-      const double to = slot_y(expert, rank, routing.slot[t]);
+      const double to = slot_y(routing.expert[token], rank, slot);
       figure.line(
           {{kTokenX + kBox + 2, y + kRow / 2}, {kSlotX - 2, to + kRow / 2}},
           rank_color(rank), 1.2);
       box(kSlotX, to);
     }
   }
-  return figure.svg(fmt::format(
+  return figure.svg(
       "Tokens in their slots keep the colour of their rank: half of the slots "
-      "of each expert hold tokens of the other rank."));
+      "of each expert hold tokens of the other rank.");
 }
 
-struct Load {
-  std::string name = "";
-  std::vector<double> values = {};  // of each expert, over an even load
-};
-
-// The choices of each expert, over all layers, in the last of 30 steps.
-Load load(const std::string& name, double coefficient) {
+// The choices of each expert, over all layers, in the last of 30 steps, over an
+// even load.
+Series load(const std::string& name, double coefficient) {
   Options options = options_on_shapes("none", 4, "gpt-nano", 8, 32);
   options.backend = "threads";
   options.data = "walk";
@@ -145,7 +136,7 @@ Load load(const std::string& name, double coefficient) {
   options.steps = 30;
   moe::StrategyOptions setup;
   setup.moe.aux_coefficient = coefficient;
-  Load result{name, {}};
+  Series result{name, {}};
   ChapterRun chapter;
   chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
     DeviceMesh mesh(world,
@@ -158,81 +149,37 @@ Load load(const std::string& name, double coefficient) {
     for (const auto& [layer, counts] : loads) {
       result.values.resize(counts.size());
       for (std::size_t e = 0; e < counts.size(); ++e) {
-        result.values[e] += static_cast<double>(counts[e]);
-        sum += static_cast<double>(counts[e]);
+        result.values[e] += counts[e];
+        sum += counts[e];
       }
     }
-    const auto experts = static_cast<double>(result.values.size());
-    for (double& value : result.values) value *= experts / sum;
+    for (double& value : result.values) value *= result.values.size() / sum;
   };
   run_and_compare(options, chapter);
   return result;
 }
 
 std::string balance() {
-  const std::vector<Load> rows = {load("without the loss", 0),
-                                  load("coefficient 0.1", 0.1)};
+  const std::vector<Series> rows = {load("without the loss", 0),
+                                    load("coefficient 0.1", 0.1)};
   std::vector<double> sorted = rows[0].values;
   std::sort(sorted.begin(), sorted.end(), std::greater<>());
-  const double most = sorted[0];
-  Figure figure(
-      fmt::format(
-          "Without the loss, 3 of 8 experts get {:.0f} % of the tokens\n"
-          "Tokens of each expert after 30 steps, over an even load",
-          100 * (sorted[0] + sorted[1] + sorted[2]) / 8),
-      460);
-  constexpr double kLeft = 110, kColumn = 38, kHeight = 84;
-  std::string details;
-  double bottom = 0;
-  for (const Load& row : rows) {
-    const double top = figure.add_row(kHeight + 30) + 22;
-    bottom = top + kHeight;
-    const auto y_of = [&](double value) {
-      return bottom - kHeight * value / most;
-    };
-    figure.text(0, bottom - kHeight / 2 + 4, row.name);
-    details += row.name + ":";
-    for (std::size_t e = 0; e < row.values.size(); ++e) {
-      const double value = row.values[e];
-      const double x = kLeft + kColumn * static_cast<double>(e);
-      // Beyond an even load, in another colour
-      figure.colored_box({x + 4, y_of(std::min(value, 1.0)), kColumn - 8,
-                          bottom - y_of(std::min(value, 1.0))},
-                         kBlue.color);
-      if (value > 1) {
-        figure.colored_box(
-            {x + 4, y_of(value), kColumn - 8, y_of(1) - y_of(value)},
-            kOrange.color);
-      }
-      // Inside the bar where the even line is just above it
-      const bool is_inside = value > 0.5 && value <= 1;
-      figure.middle(x + kColumn / 2, y_of(value) + (is_inside ? 14 : -5),
-                    fmt::format("{:.2f}", value), is_inside ? kWhite : kInk);
-      details += fmt::format(" {:.2f}", value);
-    }
-    details += ". ";
-    const double right = kLeft + kColumn * 8;
-    figure.line({{kLeft, y_of(1)}, {right, y_of(1)}}, kInk, 1.5, "6 4");
-    figure.line({{kLeft, bottom}, {right, bottom}}, kMuted, 1);
-    figure.text(right + 6, y_of(1) + 4, "even");
-  }
-  const double y = figure.add_row(18) + 12;
-  figure.text(0, y, "expert", kMuted);
-  for (int e = 0; e < 8; ++e) {
-    figure.middle(kLeft + kColumn * (e + 0.5), y, std::to_string(e));
-  }
-  return figure.svg(details);
+  return columns(
+             fmt::format(
+                 "Without the loss, 3 of 8 experts get {:.0f} % of the tokens\n"
+                 "Tokens of each expert after 30 steps, over an even load",
+                 100 * (sorted[0] + sorted[1] + sorted[2]) / 8),
+             rows, "expert", 1)
+      .svg;
 }
 
 std::string drops() {
   constexpr std::int64_t kTokens = 4096, kExperts = 16;
-  Figure figure(
+  Plot plot(
       "Capacity helps where the load is nearly even\n"
       "4096 tokens, 16 experts, top-1",
-      500);
-  Plot plot(figure, PlotSize{50, 300, 220},
-            {"capacity factor: slots over tokens", 1, 4},
-            {"dropped tokens", 0, 0.8, {"%", 0.01}});
+      {50, 300, 220, 500}, {"capacity factor: slots over tokens", 1, 4},
+      {"dropped tokens", 0, 0.8, kPercent});
   for (const auto& [lean, stroke] :
        {std::pair(0.0, kBlue), std::pair(1.0, kGreen), std::pair(2.0, kGold),
         std::pair(3.0, kOrange)}) {
@@ -241,14 +188,13 @@ std::string drops() {
     double busiest = 0;
     for (double factor = 1; factor <= 4; factor += 0.25) {
       const moe::Routing routing = route(values, kTokens, kExperts, factor);
-      shares.push_back(
-          {factor, static_cast<double>(routing.num_dropped()) / kTokens});
-      for (const std::int64_t count : routing.exp_counts()) {
-        busiest = std::max(busiest, static_cast<double>(count * kExperts) /
-                                        static_cast<double>(kTokens));
-      }
+      shares.push_back({factor, 1.0 * routing.num_dropped() / kTokens});
+      busiest =
+          std::max(busiest, most_of(routing.exp_counts(), std::identity()));
     }
-    plot.curve(shares, stroke, fmt::format("busiest: {:.1f} x even", busiest));
+    plot.curve(
+        shares, stroke,
+        fmt::format("busiest: {:.1f} x even", busiest * kExperts / kTokens));
   }
   return plot.svg();
 }
@@ -262,11 +208,9 @@ std::vector<Value> message_shares(const std::string& cluster, int ranks,
   const auto line = [&](double width) {
     product = 8.0 * samples * kSeq * width * width;
     // At no width is the output layer's product as large as an expert's
-    const std::string model = fmt::format(
-        R"({{"n_embd": {}, "n_layer": 2, "n_head": 4, "vocab_size": 1000,)"
-        R"( "n_positions": 1024}})",
-        width);
-    return "13_moe" + on_shapes(cluster, ranks, model, samples * ranks, kSeq) +
+    return "13_moe" +
+           on_shapes(cluster, ranks, gpt_of(2, width, 4, 1000, 1024),
+                     samples * ranks, kSeq) +
            fmt::format(" --steps 2 --num-experts 64 --ep {}{}", ranks,
                        cluster == "textbook" ? "" : " --dtype bf16");
   };
@@ -307,17 +251,13 @@ std::string threshold() {
        least_width(56.0 / 64, 2, rate, nic)}};
   const std::vector<double> widths = {64,  96,   128,  192,  256,  384, 512,
                                       768, 1024, 1536, 2048, 3072, 4096};
-  Figure figure(
+  Plot plot(
       "Above the marked widths, products outweigh all-to-alls\n"
       "64 experts. Curves: 32,768 tokens of each rank; dots: 2048",
-      500);
-  Plot plot(figure, PlotSize{50, 340, 250}, logarithmic("width h", 64, 4096),
-            {"all-to-alls, share of all-to-alls and experts' products",
-             0,
-             1,
-             {"%", 0.01}});
+      {50, 340, 250, 500}, logarithmic("width h", 64, 4096),
+      {"all-to-alls, share of all-to-alls and experts' products", 0, 1,
+       kPercent});
   plot.across(0.5, 1, "4 3");
-  std::string details;
   for (const Case& each : cases) {
     const bool is_textbook = each.cluster == "textbook";
     plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width));
@@ -325,26 +265,23 @@ std::string threshold() {
     const int step = is_textbook ? 4 : 8;
     const int marked = step * static_cast<int>(std::lround(each.width / step));
     std::vector<double> with_marked = widths;
-    with_marked.insert(
-        std::lower_bound(with_marked.begin(), with_marked.end(), marked),
-        marked);
+    with_marked.push_back(marked);
+    std::sort(with_marked.begin(), with_marked.end());
     const std::vector<Value> shares =
         message_shares(each.cluster, each.ranks, 32, with_marked);
     plot.curve(shares, each.stroke, each.name);
     for (const Value& share : shares) {
       if (share.x != marked) continue;
-      details +=
-          fmt::format("{}: {:.0f} % at {}. ", each.name, 100 * share.y, marked);
+      plot.describe(
+          fmt::format("{}: {:.0f} % at {}", each.name, 100 * share.y, marked));
     }
     if (is_textbook) {
       plot.dots(message_shares(each.cluster, each.ranks, 2, widths),
                 each.stroke);
     }
   }
-  return plot.svg(details);
+  return plot.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/13_moe/slots.svg", slots},

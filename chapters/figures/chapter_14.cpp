@@ -10,14 +10,11 @@
 #include <sstream>
 
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
-#include "chapters/common/run/program.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 
 namespace shardbook::figures::page_14 {
-namespace {
 
 // The bytes that rank 0 sends over each group in one step.
 std::map<std::string, double> sent_by_group(const Options& options,
@@ -42,8 +39,7 @@ std::string cube() {
   options.backend = "threads";
   options.data = "walk";
   hybrid::HybridOptions setup;
-  setup.tp = setup.pp = 2;
-  setup.dp = 2;
+  setup.tp = setup.pp = setup.dp = 2;
   setup.micro_batches = 4;
   std::map<std::string, double> sent = sent_by_group(options, setup);
   const Topology topology = hybrid::topology_of(setup);
@@ -57,8 +53,8 @@ std::string cube() {
       {"tp", "tp", "sums of activations, in every layer", kBlue, {66, 0}},
       {"dp", "dp-cp", "gradients, once per step", kGreen, {38, -32}},
       {"pp", "pp", "activations, in every micro-batch", kOrange, {0, 92}}};
-  double most = 0;
-  for (const AxisOfCube& axis : axes) most = std::max(most, sent[axis.group]);
+  const double most =
+      most_of(axes, [&](const AxisOfCube& axis) { return sent[axis.group]; });
 
   Figure figure(
       "Tensor parallelism sends the most\n"
@@ -84,8 +80,7 @@ std::string cube() {
                   std::max(1.5, std::round(100 * bytes / most) / 10));
     }
     figure.text(kBars - 26, row + 13, axis.name, axis.stroke.color);
-    figure.colored_box({kBars, row, kLongest * bytes / most, 18},
-                       axis.stroke.color);
+    figure.box({kBars, row, kLongest * bytes / most, 18}, axis.stroke.color);
     figure.text(kBars + 6 + kLongest * bytes / most, row + 13,
                 fmt::format("{:.0f} KiB", bytes / 1024));
     figure.text(kBars, row + 34, axis.does, kMuted);
@@ -93,9 +88,9 @@ std::string cube() {
   }
   for (int rank = 0; rank < options.world_size; ++rank) {
     const Point p = at(rank);
-    named_box(figure, {p.x - 11, p.y - 11, 22, 22}, kInk, std::to_string(rank));
+    figure.box({p.x - 11, p.y - 11, 22, 22}, kInk, std::to_string(rank));
   }
-  return figure.svg("");
+  return figure.svg();
 }
 
 // The ranks that one rank adds its gradient with, by the first parameter of
@@ -105,21 +100,19 @@ using Partners = std::map<std::string, std::set<int>>;
 std::vector<Partners> partners_of_ranks(const Options& options,
                                         hybrid::HybridOptions setup) {
   hybrid::check_legal(options, setup);
-  std::vector<Partners> all(static_cast<std::size_t>(options.world_size));
+  std::vector<Partners> all(options.world_size);
   run_ranks(options.world_size, [&](ProcessGroup& world) {
     DeviceMesh mesh(world, hybrid::topology_of(setup));
     const hybrid::HybridStrategy strategy(options, setup, mesh);
-    Partners& own = all[static_cast<std::size_t>(world.rank())];
+    Partners& own = all[world.rank()];
     for (const hybrid::UpdateBucket& bucket : strategy.update().buckets()) {
       std::set<int>& ranks = own[bucket.parameters[0].name];
-      ranks.insert(bucket.data->ranks().begin(), bucket.data->ranks().end());
-      if (bucket.tied != nullptr) {
-        ranks.insert(bucket.tied->ranks().begin(), bucket.tied->ranks().end());
-      }
-      if (bucket.is_partial) {
-        ranks.insert(mesh.group("tp").ranks().begin(),
-                     mesh.group("tp").ranks().end());
-      }
+      const auto add = [&](const ProcessGroup& group) {
+        ranks.insert(group.ranks().begin(), group.ranks().end());
+      };
+      add(*bucket.data);
+      if (bucket.tied != nullptr) add(*bucket.tied);
+      if (bucket.is_partial) add(mesh.group("tp"));
     }
   });
   return all;
@@ -136,8 +129,7 @@ std::vector<int> sums_of(const std::vector<Partners>& partners,
       for (const auto& [name, ranks] : partners[rank]) {
         if (name.find(part_of_name) == std::string::npos) continue;
         for (const int other : ranks) {
-          const auto o = static_cast<std::size_t>(other);
-          first[o] = first[rank] = std::min(first[o], first[rank]);
+          first[other] = first[rank] = std::min(first[other], first[rank]);
         }
       }
     }
@@ -190,14 +182,13 @@ std::string sums() {
       letters.try_emplace(each, static_cast<int>(letters.size()));
     }
     for (int rank = 0; rank < 8; ++rank) {
-      const int letter = letters.at(first[static_cast<std::size_t>(rank)]);
-      named_box(figure, {x_of(rank), y, kSize - 2, kSize - 2},
-                rank_color(letter),
-                std::string(1, static_cast<char>('A' + letter)));
+      const int letter = letters.at(first[rank]);
+      figure.box({x_of(rank), y, kSize - 2, kSize - 2}, rank_color(letter),
+                 std::string(1, static_cast<char>('A' + letter)));
     }
     figure.middle(450, y + 17, row.sums);
   }
-  return figure.svg("");
+  return figure.svg();
 }
 
 std::string threshold() {
@@ -221,14 +212,13 @@ std::string threshold() {
   std::vector<Value> ideal;
   for (const double x : counts) ideal.push_back({x, sharded[0].y * 8 / x});
   const double most = 2.0 * 1e11 * kSamples * kSeq / (4 * 1e14);
-  Figure figure(
+  Plot plot(
       fmt::format("ZeRO-3 alone gains nothing beyond {:.0f} devices\n"
                   "GPT 6.7B, 65536 tokens per step, textbook. Dashed: W = 2 "
                   "βBs / (eγ)",
                   most),
-      480);
-  Plot plot(figure, PlotSize{56, 300, 220}, logarithmic("devices W", 8, 256),
-            {"time of a step", 0.0625, 8, {"ms", 1e-3}, true});
+      {56, 300, 220, 480}, logarithmic("devices W", 8, 256),
+      {"time of a step", 0.0625, 8, kMilliseconds, true});
   plot.mark(most, kOrange, fmt::format("{:.0f}", most));
   plot.curve(ideal, kGray, "1/W");
   plot.dotted_curve(sharded, kOrange, "ZeRO-3");
@@ -247,32 +237,32 @@ std::string grow() {
                                    {"tp 8 x pp 2", 16, 8, 2, 16},
                                    {"tp 8 x dp 2", 16, 8, 1, 8}};
   constexpr double kBars = 120, kLongest = 240;
-  std::vector<Report> reports;
-  for (const Case& each : cases) {
-    reports.push_back(
-        run("14_hybrid_3d" +
-            on_shapes("dgx-a100", each.ranks, "gpt-6.7b", 64, 1024) +
-            fmt::format(" --dtype bf16 --steps 2 --tp {} --pp {} --zero-stage "
-                        "1 --overlap-grad-reduce --micro-batches {}",
-                        each.tp, each.pp, each.micro_batches)));
-  }
-  const auto step_s = [&](std::size_t i) { return reports[i].time.step_s; };
   Figure figure(
       "A second node: stages or replicas, not wider layers\n"
       "GPT 6.7B in bf16, 64 samples of 1024 tokens. Time of a step.\n"
       "The end of each bar: idle, for messages or other stages",
       480);
-  for (std::size_t i = 0; i < cases.size(); ++i) {
+  double first_s = 0;
+  for (const Case& each : cases) {
+    const VirtualTime time =
+        run("14_hybrid_3d" +
+            on_shapes("dgx-a100", each.ranks, "gpt-6.7b", 64, 1024) +
+            fmt::format(" --dtype bf16 --steps 2 --tp {} --pp {} --zero-stage "
+                        "1 --overlap-grad-reduce --micro-batches {}",
+                        each.tp, each.pp, each.micro_batches))
+            .time;
+    if (first_s == 0) first_s = time.step_s;
     const double y = figure.add_row(34);
-    const double pixels = kLongest * step_s(i) / step_s(0);
-    const double idle = reports[i].time.idle_share;
-    figure.text(0, y + 15, cases[i].name);
-    stack(figure, {kBars, y, 0, 22},
-          {{pixels * (1 - idle), "forward"}, {pixels * idle, "exposed"}});
-    figure.text(kBars + pixels + 6, y + 15,
-                fmt::format("{:.2f} s, idle {:.0f} %", step_s(i), 100 * idle));
+    const double pixels = kLongest * time.step_s / first_s;
+    const double idle = time.idle_share;
+    figure.text(0, y + 15, each.name);
+    figure.stack({kBars, y, 0, 22}, {{pixels * (1 - idle), "forward"},
+                                     {pixels * idle, "exposed"}});
+    figure.text(
+        kBars + pixels + 6, y + 15,
+        fmt::format("{:.2f} s, idle {:.0f} %", time.step_s, 100 * idle));
   }
-  return figure.svg("");
+  return figure.svg();
 }
 
 std::string legal() {
@@ -311,15 +301,12 @@ std::string legal() {
     for (std::string word; words >> word; ++column) {
       const bool is_legal = word == "yes";
       figure.box({x_of(column), y, kCell - 2, kRow - 2},
-                 is_legal ? "optimizer" : "empty");
-      if (is_legal) continue;
-      figure.middle(x_of(column) + kCell / 2 - 1, y + 13, word, kMuted);
+                 is_legal ? "optimizer" : "empty", is_legal ? "" : word,
+                 kMuted);
     }
   }
-  return figure.svg("");
+  return figure.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/14_hybrid_3d/cube.svg", cube},

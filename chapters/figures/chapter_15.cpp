@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -12,15 +10,11 @@
 
 #include "chapters/15_engine/prepared.h"
 #include "chapters/15_engine/strategies.h"
-#include "chapters/common/run/program.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
-#include "chapters/figures/runs.h"
 #include "chapters/pictures/lanes.h"
-#include "comm/device_mesh.h"
 
 namespace shardbook::figures::page_15 {
-namespace {
 
 std::string line_of(const std::string& json, const std::string& options) {
   return "15_engine --config '" + json + "'" + options;
@@ -46,43 +40,34 @@ std::string configs() {
       "One step of GPT-2 medium with 32 samples of 1024 tokens in bf16, on "
       "simulated A100. A lane per device.",
       520);
-  figure.legend({{"forward", "forward"},
-                 {"backward", "backward"},
-                 {"optimizer", "update"},
-                 {"exposed", "waits for a message"},
-                 {"bubble", "waits for a stage"}});
+  figure.legend({"forward", "backward", "optimizer: update",
+                 "exposed: waits for a message", "bubble: waits for a stage"});
   std::vector<Report> runs;
-  double longest = 0;
   for (const std::string& lines : all) {
     runs.push_back(run(line_of(
         config_of(lines),
         on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024) + " --no-fold")));
-    longest = std::max(longest, runs.back().time.step_s);
   }
-  Lanes lanes(figure, 215, figure.width(), longest);
-  std::string details;
+  Lanes lanes(figure, 215, figure.width(), most_of(runs, step_s));
   for (std::size_t i = 0; i < all.size(); ++i) {
     const double top = figure.add_row(4 * kLane + 26) + 12;
     double y = top;
     std::istringstream lines(all[i]);
     for (std::string line; std::getline(lines, line); y += kLine) {
       const std::size_t indent = line.find_first_not_of(' ');
-      figure.text(8.0 * static_cast<double>(indent), y + 12,
-                  line.substr(indent));
+      figure.text(8.0 * indent, y + 12, line.substr(indent));
     }
     const sim::StepView view = sim::last_step(runs[i].timelines);
-    for (int rank = 0; rank < 4; ++rank) {
-      for (const sim::RankGroup& group : view.groups) {
-        const auto& all = group.ranks;
-        if (std::find(all.begin(), all.end(), rank) == all.end()) continue;
+    for (const sim::RankGroup& group : view.groups) {
+      for (const int rank : group.ranks) {
         lanes.draw(group.timeline, "compute", view.step_s, top + kLane * rank,
                    kLane - 2);
       }
     }
-    details += fmt::format("{:.0f} ms. ", 1e3 * view.step_s);
+    figure.describe(fmt::format("{:.0f} ms", 1e3 * view.step_s));
   }
-  lanes.axis({"ms", 1e-3}, "");
-  return figure.svg(details);
+  lanes.axis(kMilliseconds, "");
+  return figure.svg();
 }
 
 // --- When gradients and parameters travel ------------------------------------
@@ -97,17 +82,16 @@ std::string stage_config(int stage, double micro_batches) {
 }
 
 // The queue of messages that works longest.
-std::string network_of(const sim::RankTimeline& timeline) {
-  std::map<std::string, double> busy;
-  for (const sim::TimelineEvent& event : timeline.events) {
-    if (event.queue.rfind("comm", 0) == 0) {
-      busy[event.queue] += event.end_s - event.begin_s;
-    }
+std::string network_of(const sim::RankTimeline& timeline, double step_s) {
+  std::string longest;
+  double most = 0;
+  for (const std::string& queue : sim::queue_names(timeline)) {
+    const double busy = sim::queue_shares(timeline, queue, step_s).busy;
+    if (queue.rfind("comm", 0) != 0 || busy <= most) continue;
+    longest = queue;
+    most = busy;
   }
-  const auto longest = std::max_element(
-      busy.begin(), busy.end(),
-      [](const auto& a, auto& b) { return a.second < b.second; });
-  return longest == busy.end() ? "" : longest->first;
+  return longest;
 }
 
 std::string contract() {
@@ -116,31 +100,23 @@ std::string contract() {
       "One step of GPT-2 with four micro-batches, on 8 ranks of the cluster "
       "textbook",
       520);
-  figure.legend({{"forward", "forward"},
-                 {"backward", "backward"},
-                 {"comm", "reduces or gathers"},
-                 {"exposed", "waits for a message"}});
+  figure.legend({"forward", "backward", "comm: reduces or gathers",
+                 "exposed: waits for a message"});
   std::vector<Report> runs;
-  double longest = 0;
   for (int stage = 1; stage <= 3; ++stage) {
     runs.push_back(run(line_of(stage_config(stage, 4),
                                on_shapes("textbook", 8, "gpt2", 64, 1024))));
-    longest = std::max(longest, runs.back().time.step_s);
   }
-  Lanes lanes(figure, 60, figure.width(), longest);
-  std::string details;
+  Lanes lanes(figure, 60, figure.width(), most_of(runs, step_s));
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const sim::RankTimeline step = first_rank(runs[i]);
     const double length = runs[i].time.step_s;
-    const std::string result =
-        fmt::format("stage {}: {:.1f} ms", i + 1, 1e3 * length);
-    details += result + ". ";
-    figure.heading(result);
+    figure.result(fmt::format("stage {}: {:.1f} ms", i + 1, 1e3 * length));
     lanes.queue("compute", step, "compute", length, 20);
-    lanes.queue("network", step, network_of(step), length, 16);
+    lanes.queue("network", step, network_of(step, length), length, 16);
   }
-  lanes.axis({"ms", 1e-3});
-  return figure.svg(details);
+  lanes.axis(kMilliseconds);
+  return figure.svg();
 }
 
 // --- Which stage for which number of micro-batches ---------------------------
@@ -168,7 +144,7 @@ std::string choice() {
   constexpr double kElement = 4;
   // 2 bandwidth / (e rate) B s / (d - 1)
   const double limit = 2 * textbook::kBandwidth / (kElement * textbook::kRate) *
-                       static_cast<double>(kBatch * kTokens) / (kRanks - 1);
+                       (kBatch * kTokens) / (kRanks - 1);
   const auto stage_times = [](int stage, const std::vector<double>& all) {
     return times_of([&](double m) { return stage_config(stage, m); }, all);
   };
@@ -176,41 +152,36 @@ std::string choice() {
   const auto zero2 = stage_times(2, {1, 2, 4, 8, 10, 20});
   const auto zero3 = stage_times(3, {1, 2, 4, 5, 8, 10});
   const auto stages = times_of(pipeline_config, {5, 8, 10, 20, 40});
-  Figure figure(
+  Plot plot(
       "Accumulation makes ZeRO-3 slow and fills a pipeline\n"
       "GPT-2 XL in f32, 320 sequences of 175 tokens per step, on 8 ranks of "
       "the cluster textbook",
-      520);
-  Plot plot(figure, PlotSize{50, 400, 240},
-            logarithmic("gradient_accumulation_steps", 1, 40),
-            {"time of a step", 0, 2, {"ms", 1e-3}});
+      {50, 400, 240, 520}, logarithmic("gradient_accumulation_steps", 1, 40),
+      {"time of a step", 0, 2, kMilliseconds});
   plot.mark(limit, kBlue, fmt::format("inequality: {:.0f}", limit));
-  const auto name = [&](const Value& last, const std::string& words,
-                        const Stroke& stroke) {
-    plot.text(last.x, last.y, words, stroke, Figure::Anchor::kStart, {7, 0});
-  };
   plot.dotted_curve(zero2, kGold);
-  name(zero2.back(), "ZeRO-2", kGold);
+  plot.text(zero2.back().x, zero2.back().y, "ZeRO-2", kGold, {7, 0});
   plot.curve(zero1, kGreen, "ZeRO-1");
   plot.dotted_curve(stages, kOrange, "8 stages");
   plot.dotted_curve(zero3, kBlue);
-  name(zero3.back(), "ZeRO-3, max_reuse_distance 0", kBlue);
-  std::string details = fmt::format("ZeRO-1: {:.0f} ms. ", 1e3 * zero1[0].y);
+  plot.text(zero3.back().x, zero3.back().y, "ZeRO-3, max_reuse_distance 0",
+            kBlue, {7, 0});
+  plot.describe(fmt::format("ZeRO-1: {:.0f} ms", 1e3 * zero1[0].y));
   for (const auto& [name, values] :
        {std::pair("ZeRO-3", zero3), std::pair("8 stages", stages)}) {
     for (const Value& value : values) {
-      details += fmt::format("{}, {:g} steps: {:.0f} ms. ", name, value.x,
-                             1e3 * value.y);
+      plot.describe(fmt::format("{}, {:g} steps: {:.0f} ms", name, value.x,
+                                1e3 * value.y));
     }
   }
-  return plot.svg(details);
+  return plot.svg();
 }
 
 // --- Batches of a script for one process -------------------------------------
 
 std::string deal() {
   constexpr int kProcesses = 4;
-  constexpr std::int64_t kSamples = 44, kSize = 4;
+  constexpr std::size_t kSamples = 44, kSize = 4;
   constexpr double kBegin = 90, kColumn = 120, kRow = 26;
   std::vector<std::int64_t> samples(kSamples);
   std::iota(samples.begin(), samples.end(), 0);
@@ -220,11 +191,10 @@ std::string deal() {
       "The last round repeats the first samples, and is a window of its own\n"
       "44 samples in batches of 4, on 4 processes, with two batches per window",
       kBegin + 3 * kColumn + 10);
-  figure.legend({{"forward", "samples of a batch"},
-                 {"exposed", "samples that come again"}});
+  figure.legend(
+      {"forward: samples of a batch", "exposed: samples that come again"});
   const double top = figure.add_row(24);
   std::size_t rounds = 0;
-  std::string details;
   for (int rank = 0; rank < kProcesses; ++rank) {
     const double y = figure.add_row(kRow);
     figure.text(0, y + 16, fmt::format("process {}", rank));
@@ -232,22 +202,18 @@ std::string deal() {
         accelerate::shard_batches(samples, options, kProcesses, rank);
     rounds = batches.size();
     for (std::size_t i = 0; i < batches.size(); ++i) {
-      const auto first =
-          (static_cast<std::int64_t>(i) * kProcesses + rank) * kSize;
-      const bool is_again = first >= kSamples;
-      const double x = kBegin + kColumn * static_cast<double>(i);
-      figure.box({x, y + 1, kColumn - 12, kRow - 4},
-                 is_again ? "exposed" : "forward");
+      const bool is_again = (i * kProcesses + rank) * kSize >= kSamples;
+      const double x = kBegin + kColumn * i;
       const std::string range =
           fmt::format("{} to {}", batches[i].front(), batches[i].back());
-      figure.middle(x + (kColumn - 12) / 2, y + 16, range, kWhite);
-      if (is_again) details += "Process 3 reads " + range + " again. ";
+      figure.box({x, y + 1, kColumn - 12, kRow - 4},
+                 is_again ? "exposed" : "forward", range);
+      if (is_again) figure.describe("Process 3 reads " + range + " again");
     }
   }
   for (std::size_t i = 0; i < rounds; ++i) {
-    figure.middle(
-        kBegin + kColumn * static_cast<double>(i) + (kColumn - 12) / 2,
-        top + 16, fmt::format("round {}", i + 1), kMuted);
+    figure.middle(kBegin + kColumn * i + (kColumn - 12) / 2, top + 16,
+                  fmt::format("round {}", i + 1), kMuted);
   }
   const double bottom = figure.add_row(28);
   const auto window = [&](double from, double to, const std::string& text) {
@@ -258,10 +224,8 @@ std::string deal() {
   };
   window(0, 2, "window 1: an update");
   window(2, 3, "window 2: counts half");
-  return figure.svg(details);
+  return figure.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() {
   return {{"chapters/15_engine/configs.svg", configs},

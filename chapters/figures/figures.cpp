@@ -14,22 +14,14 @@ namespace {
 // A colour of light pages, and the one in its place on dark pages, as in
 // chapters/table/report.css: tests/figures compares them.
 std::vector<std::pair<std::string, std::string>> dark_colors() {
-  return {{"#ffffff", "#14161a"},
-          {kInk, "#e6e8ea"},
-          {kMuted, "#a6adb5"},
-          {"#d8dbdf", "#343a42"},
-          {color_of("empty"), "#2a2f36"},
-          {color_of("forward"), "#6aa9ee"},
-          {color_of("backward"), "#f6b98a"},
-          {color_of("weights"), "#c46a2e"},
-          {color_of("optimizer"), "#52ab78"},
-          {color_of("comm"), "#c294e6"},
-          {color_of("exposed"), "#d8569b"},
-          {color_of("copy"), "#9aa3ad"},
-          {color_of("other"), "#d9b24c"},
-          {color_of("kind-workspace"), "#e887a3"},
-          {color_of("host"), "#57c4c4"},
-          {color_of("over"), "#ff8f85"}};
+  return {{"#ffffff", "#14161a"},   {kInk, "#e6e8ea"},
+          {kMuted, "#a6adb5"},      {"#d8dbdf", "#343a42"},
+          {"empty", "#2a2f36"},     {"forward", "#6aa9ee"},
+          {"backward", "#f6b98a"},  {"weights", "#c46a2e"},
+          {"optimizer", "#52ab78"}, {"comm", "#c294e6"},
+          {"exposed", "#d8569b"},   {"copy", "#9aa3ad"},
+          {"other", "#d9b24c"},     {"kind-workspace", "#e887a3"},
+          {"host", "#57c4c4"},      {"over", "#ff8f85"}};
 }
 
 }  // namespace
@@ -43,6 +35,44 @@ std::vector<PageFigure> all_figures() {
   return all;
 }
 
+std::string on_shapes(const std::string& cluster, int world_size,
+                      const std::string& model, std::int64_t batch,
+                      std::int64_t seq) {
+  return fmt::format(
+      " --backend sim --cluster {} --world-size {} --model '{}' --data random "
+      "--batch {} --seq {} --steps {} --no-check",
+      cluster, world_size, model, batch, seq, kSteps);
+}
+
+Options options_on_shapes(const std::string& cluster, int world_size,
+                          const std::string& model, std::int64_t batch,
+                          std::int64_t seq) {
+  Options options;
+  options.chapter = "figures";
+  options.backend = "sim";
+  options.cluster = cluster;
+  options.world_size = world_size;
+  options.model = model;
+  options.data = "random";
+  options.batch = batch;
+  options.seq = seq;
+  options.steps = kSteps;
+  options.check = false;
+  return options;
+}
+
+std::string gpt_of(double layers, double width, double heads, double vocabulary,
+                   double positions) {
+  return fmt::format(
+      R"({{"n_layer": {}, "n_embd": {}, "n_head": {}, "vocab_size": {}, )"
+      R"("n_positions": {}}})",
+      layers, width, heads, vocabulary, positions);
+}
+
+sim::RankTimeline first_rank(const Report& report) {
+  return sim::last_step(report.timelines).groups.at(0).timeline;
+}
+
 std::string file_name(const PageFigure& figure) {
   const std::filesystem::path file = figure.file;
   return (file.parent_path() / file.stem()).string() +
@@ -54,7 +84,8 @@ std::string svg_file(const PageFigure& figure) {
   std::string rules;
   for (const auto& [light, dark] : dark_colors()) {
     for (const char* attribute : {"fill", "stroke"}) {
-      const std::string given = fmt::format("{}=\"{}\"", attribute, light);
+      const std::string given =
+          fmt::format("{}=\"{}\"", attribute, color_of(light));
       const bool is_used = svg.find(given) != std::string::npos;
       if (!is_used || rules.find(given) != std::string::npos) continue;
       rules += fmt::format("[{}]{{{}:{}}}\n", given, attribute, dark);

@@ -26,15 +26,14 @@ int main(int argc, char** argv) {
              "words of files' names: . 02_ddp");
     const std::filesystem::path root = argv[1];
     const std::vector<std::string> words(argv + 2, argv + argc);
-    std::vector<figures::PageFigure> chosen;
-    for (const figures::PageFigure& figure : figures::all_figures()) {
+    std::vector<figures::PageFigure> chosen = figures::all_figures();
+    std::erase_if(chosen, [&](const figures::PageFigure& figure) {
       const auto is_part = [&](const std::string& word) {
         return figure.file.find(word) != std::string::npos;
       };
-      if (words.empty() || std::any_of(words.begin(), words.end(), is_part)) {
-        chosen.push_back(figure);
-      }
-    }
+      return !words.empty() &&
+             std::none_of(words.begin(), words.end(), is_part);
+    });
     SB_CHECK(!chosen.empty(), "figures ", words.empty() ? "" : words.front(),
              ": no figure's file has such a name; ./shardbook figures writes "
              "all, and lists them");

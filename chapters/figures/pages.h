@@ -1,26 +1,50 @@
 #pragma once
 
-// The figures of each page, for figures.cpp, and what they are drawn with.
+// The figures of each page, for figures.cpp, and what they are drawn with: runs
+// on shapes, in virtual time.
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "chapters/figures/figures.h"
 #include "chapters/pictures/plot.h"
-#include "chapters/pictures/shapes.h"
+#include "chapters/programs/sweep.h"
+#include "sim/timeline_step.h"
 
 namespace shardbook::figures {
 
 using namespace pictures;
 
-// The pages in reading order. Each has a namespace, with its figures.
+// The pages in reading order. Each has its own namespace, with its figures.
 // clang-format off
 #define SB_PAGES(DO) \
-  DO(overview) DO(before) DO(algorithms) DO(00) DO(01) DO(02) DO(03) DO(04) \
+  DO(overview) DO(collectives) DO(00) DO(01) DO(02) DO(03) DO(04) \
   DO(05) DO(06) DO(07) DO(08) DO(09) DO(10) DO(11) DO(12) DO(13) DO(14) \
   DO(15) DO(which)
 #define SB_DECLARE(page) \
   namespace page_##page { std::vector<PageFigure> all(); }
 // clang-format on
 SB_PAGES(SB_DECLARE)
+
+constexpr int kSteps = 3;
+
+/// The end of a line: kSteps on shapes.
+///
+///   run("02_ddp" + on_shapes("textbook", 8, "gpt2", 16, 1024)).time.step_s
+std::string on_shapes(const std::string& cluster, int world_size,
+                      const std::string& model, std::int64_t batch,
+                      std::int64_t seq);
+/// The same as options, for what a report does not say.
+Options options_on_shapes(const std::string& cluster, int world_size,
+                          const std::string& model, std::int64_t batch,
+                          std::int64_t seq);
+
+/// A GPT of another size, for the model of on_shapes.
+std::string gpt_of(double layers, double width, double heads, double vocabulary,
+                   double positions);
+
+/// The last step of the first rank. Times count from its begin.
+sim::RankTimeline first_rank(const Report& report);
 
 }  // namespace shardbook::figures

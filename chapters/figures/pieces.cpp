@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <deque>
+#include <iterator>
 
-#include "chapters/pictures/shapes.h"
+#include "chapters/pictures/figure.h"
 #include "comm/launch.h"
 
 namespace shardbook::figures {
@@ -42,7 +45,7 @@ class RecordingGroup : public ProcessGroup {
         inner_(inner),
         tensor_(tensor) {}
 
-  const std::vector<Round>& rounds() const { return rounds_; }
+  const std::deque<Round>& rounds() const { return rounds_; }
 
   std::vector<std::string> exchange(const std::string& text) override {
     return inner_.exchange(text);
@@ -98,52 +101,36 @@ class RecordingGroup : public ProcessGroup {
   ProcessGroup& inner_;
   Tensor tensor_;
   bool is_open_ = false;
-  std::vector<Round> rounds_;
+  std::deque<Round> rounds_;
 };
 
-// The rounds of all ranks in the order in which their messages meet.
-class Rounds {
- public:
-  std::vector<RecordingGroup::Round> of[kPieceRanks];
+// The rounds of each rank that have not been drawn.
+using Rounds = std::array<std::deque<RecordingGroup::Round>, kPieceRanks>;
 
-  // The ranks whose next rounds send each other messages; none at the end.
-  std::vector<int> meeting() const {
-    std::vector<int> ranks = {0, 1, 2, 3};
-    for (bool is_stable = false; !is_stable;) {
-      const auto alone =
-          std::remove_if(ranks.begin(), ranks.end(), [&](int rank) {
-            const auto* mine = next(rank);
-            return mine == nullptr ||
-                   !std::all_of(mine->messages.begin(), mine->messages.end(),
-                                [&](const Message& each) {
-                                  return is_expected(each, rank, ranks);
-                                });
+// The ranks whose next rounds send each other messages; none at the end.
+std::vector<int> meeting(const Rounds& rounds) {
+  std::vector<int> ranks = {0, 1, 2, 3};
+  const auto waits = [&](int rank) {
+    if (rounds[rank].empty()) return true;
+    const auto& mine = rounds[rank].front().messages;
+    return std::any_of(mine.begin(), mine.end(), [&](const Message& each) {
+      const int peer = each.from == rank ? each.to : each.from;
+      if (std::count(ranks.begin(), ranks.end(), peer) == 0) return true;
+      const auto& theirs = rounds[peer].front().messages;
+      return std::none_of(
+          theirs.begin(), theirs.end(), [&](const Message& other) {
+            return other.from == each.from && other.to == each.to;
           });
-      is_stable = alone == ranks.end();
-      ranks.erase(alone, ranks.end());
-    }
-    return ranks;
-  }
-  const RecordingGroup::Round* next(int rank) const {
-    const auto& all = of[rank];
-    return next_[rank] < all.size() ? &all[next_[rank]] : nullptr;
-  }
-  void pass(int rank) { ++next_[rank]; }
-
- private:
-  bool is_expected(const Message& message, int rank,
-                   const std::vector<int>& ranks) const {
-    const int peer = message.from == rank ? message.to : message.from;
-    if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end())
-      return false;
-    const auto& theirs = next(peer)->messages;
-    return std::any_of(theirs.begin(), theirs.end(), [&](const Message& each) {
-      return each.from == message.from && each.to == message.to;
     });
+  };
+  while (true) {
+    std::vector<int> others;
+    std::remove_copy_if(ranks.begin(), ranks.end(), std::back_inserter(others),
+                        waits);
+    if (others == ranks) return ranks;
+    ranks = others;
   }
-
-  std::size_t next_[kPieceRanks] = {};
-};
+}
 
 }  // namespace
 
@@ -176,7 +163,7 @@ void draw_pieces(Figure& figure, const Pieces& pieces, double x, double y) {
                : rank_color(static_cast<int>(std::log2(std::max(ranks, 1u))));
     const double left =
         x + kPiece * (pieces.size() == 1 ? piece : static_cast<double>(i));
-    figure.colored_box({left, y, kPiece - 1, kPiece - 1}, color);
+    figure.box({left, y, kPiece - 1, kPiece - 1}, color);
     figure.middle(
         left + (kPiece - 1) / 2, y + 13,
         std::string(1, static_cast<char>((is_sum ? 'A' : 'a') + piece)),
@@ -193,27 +180,24 @@ std::vector<Frame> frames_of(
     const Tensor tensor = all_pieces(world.rank());
     RecordingGroup group(world, tensor);
     collective(group, tensor);
-    const auto rank = static_cast<std::size_t>(world.rank());
-    rounds.of[rank] = group.rounds();
-    results[rank] = pieces_of(tensor);
+    rounds[world.rank()] = group.rounds();
+    results[world.rank()] = pieces_of(tensor);
   });
   std::vector<Frame> frames;
   while (true) {
     Frame& frame = frames.emplace_back();
     for (int rank = 0; rank < kPieceRanks; ++rank) {
-      const auto* next = rounds.next(rank);
-      frame.ranks.push_back(next != nullptr
-                                ? next->before
-                                : results[static_cast<std::size_t>(rank)]);
+      frame.ranks.push_back(rounds[rank].empty() ? results[rank]
+                                                 : rounds[rank].front().before);
     }
-    const std::vector<int> meeting = rounds.meeting();
-    if (meeting.empty()) return frames;
-    for (const int rank : meeting) {
-      for (const Message& each : rounds.next(rank)->messages) {
+    const std::vector<int> ranks = meeting(rounds);
+    if (ranks.empty()) return frames;
+    for (const int rank : ranks) {
+      for (const Message& each : rounds[rank].front().messages) {
         if (each.from == rank) frame.messages.push_back(each);
       }
+      rounds[rank].pop_front();
     }
-    for (const int rank : meeting) rounds.pass(rank);
   }
 }
 
@@ -226,7 +210,7 @@ void draw_frames(Figure& figure, const std::vector<Frame>& frames,
   std::int64_t sent = 0;
   for (std::size_t f = 0; f < frames.size(); ++f) {
     const Frame& frame = frames[f];
-    const double left = kLeft + kFrame * static_cast<double>(f % 3);
+    const double left = kLeft + kFrame * (f % 3);
     if (f % 3 == 0) top = figure.add_row(kRow);
     figure.text(left, top + 14, titles[f]);
     for (int p = 0; p < 4; ++p) {
@@ -236,9 +220,7 @@ void draw_frames(Figure& figure, const std::vector<Frame>& frames,
     const auto y_of = [&](int rank) {
       return top + 40 + rank * (kHeight + kGap);
     };
-    const auto x_of = [&](std::int64_t piece) {
-      return left + kPlace * static_cast<double>(piece);
-    };
+    const auto x_of = [&](std::int64_t piece) { return left + kPlace * piece; };
     for (const Message& message : frame.messages) {
       const bool is_down = message.to > message.from;
       const int distance = std::abs(message.to - message.from);
@@ -250,23 +232,19 @@ void draw_frames(Figure& figure, const std::vector<Frame>& frames,
            (kPlace - kCell)) /
               2 +
           side;
-      thick_arrow(figure,
-                  {x, y_of(message.from) + (is_down ? kHeight + 2 : -2)},
-                  {x, y_of(message.to) + (is_down ? -1 : kHeight + 1)});
+      figure.thick_arrow({x, y_of(message.from) + (is_down ? kHeight + 2 : -2)},
+                         {x, y_of(message.to) + (is_down ? -1 : kHeight + 1)});
     }
     for (int rank = 0; rank < kPieceRanks; ++rank) {
       const double y = y_of(rank);
-      if (f % 3 == 0) rank_name(figure, 0, y + 13, rank);
+      if (f % 3 == 0) figure.rank_name(0, y + 13, rank);
       for (int p = 0; p < 4; ++p) {
-        const unsigned ranks =
-            content_of(frame.ranks[static_cast<std::size_t>(rank)]
-                                  [static_cast<std::size_t>(p)])
-                .ranks;
+        const unsigned ranks = content_of(frame.ranks[rank][p]).ranks;
         figure.box({x_of(p), y, kCell, kHeight}, "empty");
         for (int r = 0; r < kPieceRanks; ++r) {
           if ((ranks >> r & 1) == 0) continue;
-          figure.colored_box({x_of(p) + kStripe * r, y, kStripe, kHeight},
-                             rank_color(r));
+          figure.box({x_of(p) + kStripe * r, y, kStripe, kHeight},
+                     rank_color(r));
         }
       }
     }

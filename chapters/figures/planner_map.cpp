@@ -9,7 +9,6 @@
 #include "chapters/planner/search.h"
 
 namespace shardbook::figures::page_which {
-namespace {
 
 planner::PlanRequest request_for(const std::string& model, int devices,
                                  std::int64_t batch) {
@@ -24,10 +23,6 @@ planner::PlanRequest request_for(const std::string& model, int devices,
 }
 
 std::string map() {
-  struct Model {
-    const char* name;
-    std::int64_t batch;
-  };
   constexpr double kName = 70, kCell = 142, kRow = 62;
   Figure figure(
       "ZeRO-3 nearly everywhere: offload on few devices, TP on many\n"
@@ -36,20 +31,21 @@ std::string map() {
   const double names = figure.add_row(22) + 14;
   const std::vector<int> all_devices = {1, 8, 64, 512};
   for (std::size_t c = 0; c < all_devices.size(); ++c) {
-    figure.middle(kName + kCell * (static_cast<double>(c) + 0.5), names,
+    figure.middle(kName + kCell * (c + 0.5), names,
                   fmt::format("{} device{}", all_devices[c],
                               all_devices[c] == 1 ? "" : "s"),
                   kMuted);
   }
-  for (const Model& model : {Model{"gpt-1.3b", 512}, Model{"gpt-13b", 1024},
-                             Model{"gpt-70b", 1024}}) {
+  for (const auto& [model, batch] :
+       {std::pair("gpt-1.3b", 512), std::pair("gpt-13b", 1024),
+        std::pair("gpt-70b", 1024)}) {
     const double y = figure.add_row(kRow);
-    figure.text(0, y + 26, model.name);
+    figure.text(0, y + 26, model);
     for (std::size_t c = 0; c < all_devices.size(); ++c) {
-      const double x = kName + kCell * static_cast<double>(c);
+      const double x = kName + kCell * c;
       figure.box({x, y, kCell - 4, kRow - 4}, "empty");
       const planner::PlanRequest request =
-          request_for(model.name, all_devices[c], model.batch);
+          request_for(model, all_devices[c], batch);
       const planner::PlanResult result = planner::search(request, {.top = 1});
       if (result.best.empty()) {
         figure.text(x + 8, y + 18, "nothing fits", kMuted);
@@ -69,10 +65,8 @@ std::string map() {
                   fmt::format("{:.0f} %", 100 * share));
     }
   }
-  return figure.svg("");
+  return figure.svg();
 }
-
-}  // namespace
 
 std::vector<PageFigure> all() { return {{"chapters/which.svg", map}}; }
 

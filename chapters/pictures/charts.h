@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/pictures/picture.h"
+#include "chapters/pictures/figure.h"
 #include "chapters/pictures/units.h"
 
 namespace shardbook::pictures {

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <sstream>
 
-#include "chapters/pictures/palette.h"
 #include "chapters/pictures/svg.h"
 #include "chapters/pictures/text_table.h"
 #include "chapters/pictures/words.h"
@@ -48,23 +47,8 @@ constexpr std::array<Paint, 22> kFills = {{
 
 constexpr double kSwatch = 10, kLegendRow = 18;
 
-// Round numbers from low to high, at most `most` of them and one.
-std::vector<double> marks(double low, double high, const Unit& unit,
-                          double most) {
-  const double distance =
-      sim::axis_distance((high - low) / unit.size, static_cast<int>(most));
-  std::vector<double> all;
-  if (distance <= 0) return all;
-  const auto first =
-      static_cast<int>(std::ceil(low / unit.size / distance - 1e-9));
-  const auto last =
-      static_cast<int>(std::floor(high / unit.size / distance + 1e-9));
-  for (int i = first; i <= last; ++i) all.push_back(i * distance * unit.size);
-  return all;
-}
-
 double width_of(const std::string& text) {
-  return 6.6 * static_cast<double>(text_table::width(text));
+  return 6.6 * (text_table::width(text));
 }
 
 // A text in lines of at most `width` pixels, for letters of `size`. A line begins
@@ -89,16 +73,34 @@ std::vector<std::string> wrapped(const std::string& text, double width,
   return lines;
 }
 
+// Of length 1, from one point to another.
+Point direction(const Point& from, const Point& to) {
+  const double length = std::hypot(to.x - from.x, to.y - from.y);
+  return {(to.x - from.x) / length, (to.y - from.y) / length};
+}
+
 }  // namespace
 
-std::string color_of(const std::string& css_class) {
+std::string color_of(const std::string& color) {
   for (const Paint& paint : kFills) {
-    if (css_class == paint.css_class) return paint.fill;
+    if (color == paint.css_class) return paint.fill;
   }
-  return "";
+  return color;
 }
 
 double text_width(const std::string& text) { return width_of(said(text)); }
+
+std::vector<double> round_marks(double low, double high, const Unit& unit,
+                                double most) {
+  const double step =
+      unit.size * sim::axis_distance((high - low) / unit.size, most);
+  std::vector<double> all;
+  if (step <= 0) return all;
+  for (double i = std::ceil(low / step - 1e-9); i <= high / step + 1e-9; ++i) {
+    all.push_back(i * step + 0.0);  // not -0
+  }
+  return all;
+}
 
 std::string px(double value) {
   return fmt::format("{:g}", std::round(10 * value) / 10 + 0.0);
@@ -142,7 +144,7 @@ void Figure::add_text(double x, double y, const std::string& text,
                      : anchor == Anchor::kMiddle ? " text-anchor=\"middle\""
                                                  : " text-anchor=\"end\"";
   const std::string fill =
-      color == kInk ? "" : fmt::format(" fill=\"{}\"", color);
+      color == kInk ? "" : fmt::format(" fill=\"{}\"", color_of(color));
   body_ += fmt::format("<text x=\"{}\" y=\"{}\"{}{}{}>{}</text>\n", px(x),
                        px(y), name, more, fill, svg::escape(text));
 }
@@ -152,45 +154,63 @@ void Figure::heading(const std::string& text) {
            " font-weight=\"bold\"");
 }
 
+void Figure::result(const std::string& text) {
+  heading(text);
+  describe(text);
+}
+
 void Figure::text(double x, double y, const std::string& text, Anchor anchor,
                   const std::string& color) {
   add_text(x, y, said(text), anchor, color, "");
 }
 
-void Figure::text(double x, double y, const std::string& text,
+void Figure::text(double x, double y, const std::string& words,
                   const std::string& color) {
-  add_text(x, y, said(text), Anchor::kStart, color, "");
+  text(x, y, words, Anchor::kStart, color);
 }
 
-void Figure::middle(double x, double y, const std::string& text,
+void Figure::middle(double x, double y, const std::string& words,
                     const std::string& color) {
-  add_text(x, y, said(text), Anchor::kMiddle, color, "");
+  text(x, y, words, Anchor::kMiddle, color);
 }
 
-void Figure::end(double x, double y, const std::string& text,
+void Figure::end(double x, double y, const std::string& words,
                  const std::string& color) {
-  add_text(x, y, said(text), Anchor::kEnd, color, "");
+  text(x, y, words, Anchor::kEnd, color);
 }
 
-void Figure::box(const Box& at, const std::string& css_class) {
-  colored_box(at, color_of(css_class));
+void Figure::rank_name(double x, double y, int rank) {
+  text(x, y, fmt::format("rank {}", rank), rank_color(rank));
 }
 
-void Figure::colored_box(const Box& at, const std::string& color,
-                         const std::string& stroke) {
+void Figure::framed_box(const Box& at, const std::string& color,
+                        const std::string& frame, const std::string& text,
+                        const std::string& ink) {
   body_ += fmt::format(
       "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"{}/>\n",
-      px(at.x), px(at.y), px(at.width), px(at.height), color,
-      stroke.empty() ? "" : fmt::format(" stroke=\"{}\"", stroke));
+      px(at.x), px(at.y), px(at.width), px(at.height), color_of(color),
+      frame.empty() ? "" : fmt::format(" stroke=\"{}\"", color_of(frame)));
+  middle(at.x + at.width / 2, at.y + at.height / 2 + 4, text, ink);
 }
 
-void Figure::path(const std::string& d, const std::string& css_class) {
-  colored_path(d, color_of(css_class));
+void Figure::box(const Box& at, const std::string& color,
+                 const std::string& text, const std::string& ink) {
+  framed_box(at, color, "", text, ink);
 }
 
-void Figure::colored_path(const std::string& d, const std::string& color) {
+double Figure::stack(const Box& at,
+                     const std::vector<std::pair<double, std::string>>& parts) {
+  double x = at.x;
+  for (const auto& [pixels, color] : parts) {
+    box({x, at.y, pixels, at.height}, color);
+    x += pixels;
+  }
+  return x;
+}
+
+void Figure::path(const std::string& d, const std::string& color) {
   if (d.empty()) return;
-  body_ += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", color, d);
+  body_ += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", color_of(color), d);
 }
 
 void Figure::line(const std::string& d, const std::string& color, double width,
@@ -198,7 +218,7 @@ void Figure::line(const std::string& d, const std::string& color, double width,
   if (d.empty()) return;
   body_ += fmt::format(
       "<path fill=\"none\" stroke=\"{}\" stroke-width=\"{}\"{} d=\"{}\"/>\n",
-      color, width,
+      color_of(color), width,
       dashes.empty() ? "" : fmt::format(" stroke-dasharray=\"{}\"", dashes), d);
 }
 
@@ -209,21 +229,56 @@ void Figure::line(const std::vector<Point>& points, const std::string& color,
 
 void Figure::dot(const Point& at, const std::string& color) {
   body_ += fmt::format("<circle cx=\"{}\" cy=\"{}\" r=\"3\" fill=\"{}\"/>\n",
-                       px(at.x), px(at.y), color);
+                       px(at.x), px(at.y), color_of(color));
 }
 
-void Figure::legend(
-    const std::vector<std::pair<std::string, std::string>>& entries) {
+void Figure::arrow(const Point& from, const Point& to,
+                   const std::string& color) {
+  const auto [dx, dy] = direction(from, to);
+  const double x = 6 * dx, y = 6 * dy;
+  line({from, to}, color, 1.2);
+  line({{to.x - x + 0.7 * y, to.y - y - 0.7 * x},
+        to,
+        {to.x - x - 0.7 * y, to.y - y + 0.7 * x}},
+       color, 1.2);
+}
+
+void Figure::thick_arrow(const Point& from, const Point& to) {
+  constexpr double kHead = 7, kHalf = 4.5;
+  const auto [dx, dy] = direction(from, to);
+  const Point neck = {to.x - kHead * dx, to.y - kHead * dy};
+  line({from, neck}, kInk, 2);
+  const Point left = {neck.x - kHalf * dy, neck.y + kHalf * dx};
+  const Point right = {neck.x + kHalf * dy, neck.y - kHalf * dx};
+  path(path_of({to, left, right}) + "z", kInk);
+}
+
+void Figure::whiskers(const Point& from, const Point& to,
+                      const std::string& color) {
+  const auto [dx, dy] = direction(from, to);
+  const double across = 4 * std::abs(dy), down = 4 * std::abs(dx);
+  line({from, to}, color, 1.5);
+  for (const Point& end : {from, to}) {
+    line({{end.x - across, end.y - down}, {end.x + across, end.y + down}},
+         color, 1.5);
+  }
+}
+
+void Figure::legend(const std::vector<std::string>& entries) {
   double x = 0;
   double y = entries.empty() ? 0 : add_row(kLegendRow);
-  for (const auto& [css_class, title] : entries) {
+  for (const std::string& entry : entries) {
+    const std::size_t colon = entry.find(": ");
+    const std::string color = entry.substr(0, colon);
+    const std::string title =
+        colon == std::string::npos ? entry : entry.substr(colon + 2);
     const double length = kSwatch + 22 + text_width(title);
     if (x > 0 && x + length > width_) {
       x = 0;
       y = add_row(kLegendRow);
     }
-    colored_box({x + 0.5, y + 3, kSwatch, kSwatch}, color_of(css_class),
-                css_class == "empty" ? kMuted : "");
+    framed_box({x + 0.5, y + 3, kSwatch, kSwatch}, color,
+               color == "empty" ? kMuted : "");
     text(x + kSwatch + 5, y + 12, title);
     x += length;
   }
@@ -233,7 +288,7 @@ void Figure::axis(double begin, double end, double length, const Unit& unit,
                   const std::string& name) {
   const double y = add_row(22);
   text(0, y + 18, name, Anchor::kStart, kMuted);
-  for (const double mark : marks(0, length, unit, (end - begin) / 90)) {
+  for (const double mark : round_marks(0, length, unit, (end - begin) / 90)) {
     const double x = begin + (end - begin) * mark / length;
     const std::string label = round_text(mark, unit);
     line({{x, y}, {x, y + 6}}, kMuted);
@@ -241,17 +296,6 @@ void Figure::axis(double begin, double end, double length, const Unit& unit,
     const bool is_last = x + text_width(label) / 2 > width_;
     text(is_last ? width_ : x, y + 18, label,
          is_last ? Anchor::kEnd : Anchor::kMiddle, kMuted);
-  }
-}
-
-void Figure::lines_across(const Box& at, double low, double high,
-                          const Unit& unit, bool is_right) {
-  for (const double mark : marks(low, high, unit, at.height / 30)) {
-    const double y = at.y + at.height * (high - mark) / (high - low);
-    line({{at.x, y}, {at.x + at.width, y}}, kPale);
-    text(is_right ? at.x + at.width + 6 : at.x - 6, y + 4,
-         round_text(mark, unit), is_right ? Anchor::kStart : Anchor::kEnd,
-         kMuted);
   }
 }
 
@@ -273,9 +317,13 @@ void Figure::labels(double x, std::vector<Label> all) {
   }
 }
 
+void Figure::describe(const std::string& sentence) {
+  details_ += sentence + ". ";
+}
+
 std::string Figure::svg(const std::string& details) const {
   constexpr double kMargin = 10;
-  std::string label = title_ + ". " + details;
+  std::string label = title_ + ". " + details_ + details;
   label.erase(label.find_last_not_of(' ') + 1);
   // Fonts of readers' systems, where sans-serif has no Chinese
   const std::string font =

@@ -11,9 +11,26 @@
 namespace shardbook::pictures {
 namespace {
 
+// Neighbours of one class too close to be told apart.
 struct Stretch {
   double begin_s = 0, end_s = 0;
+  std::string label;  // of a micro-batch; empty for others
 };
+
+// The forward or the backward of one micro-batch, pauses included.
+struct Numbered {
+  double begin_s = 0, end_s = 0;
+  double filled_s = 0;  // without the pauses
+  std::string label, css_class, number;
+};
+
+std::string number_of(const sim::TimelineEvent& event) {
+  return sim::is_work(event) ? sim::micro_batch_of(event) : "";
+}
+
+bool is_drawn(const sim::TimelineEvent& event, const std::string& queue) {
+  return event.queue == queue && event.category != "wait";
+}
 
 }  // namespace
 
@@ -26,27 +43,59 @@ double Lanes::queue(const std::string& name, const sim::RankTimeline& timeline,
 }
 
 void Lanes::draw(const sim::RankTimeline& timeline, const std::string& queue,
-                 double step_s, double y, double height) {
+                 double step_s, double y, double height, bool has_numbers) {
   figure_.box({begin_, y, pixels(step_s), height}, "empty");
-  // Neighbours of a class that touch are one
   std::map<std::string, std::vector<Stretch>> stretches;
   for (const sim::TimelineEvent& event : timeline.events) {
-    if (event.queue != queue || event.category == "wait") continue;
+    if (!is_drawn(event, queue)) continue;
+    const bool is_numbered = has_numbers && !number_of(event).empty();
+    const std::string label = is_numbered ? event.label : "";
     std::vector<Stretch>& row = stretches[sim::class_of(event)];
-    if (!row.empty() && pixels(event.begin_s - row.back().end_s) < 0.4) {
+    if (!row.empty() && row.back().label == label &&
+        pixels(event.begin_s - row.back().end_s) < 0.4) {
       row.back().end_s = std::max(row.back().end_s, event.end_s);
     } else {
-      row.push_back({event.begin_s, event.end_s});
+      row.push_back({event.begin_s, event.end_s, label});
     }
   }
   for (const auto& [css_class, row] : stretches) {
     const bool is_thin = css_class == "bubble" || css_class == "exposed";
     std::string path;
     for (const Stretch& each : row) {
+      const double width = pixels(each.end_s - each.begin_s);
+      const double seam = !each.label.empty() && width > 3 ? 0.7 : 0;
       path += fmt::format("M{} {}h{}", px(x(each.begin_s)), px(y + height / 2),
-                          px(std::max(pixels(each.end_s - each.begin_s), 0.5)));
+                          px(std::max(width - seam, 0.5)));
     }
-    figure_.line(path, color_of(css_class), (is_thin ? 0.3 : 1) * height);
+    figure_.line(path, css_class, (is_thin ? 0.3 : 1) * height);
+  }
+  if (has_numbers) draw_numbers(timeline, queue, y, height);
+}
+
+void Lanes::draw_numbers(const sim::RankTimeline& timeline,
+                         const std::string& queue, double y, double height) {
+  std::vector<Numbered> all;
+  for (const sim::TimelineEvent& event : timeline.events) {
+    const std::string number = number_of(event);
+    if (!is_drawn(event, queue) || number.empty()) continue;
+    const std::string css_class = sim::class_of(event);
+    if (all.empty() || all.back().label != event.label ||
+        all.back().css_class != css_class) {
+      all.push_back({event.begin_s, 0, 0, event.label, css_class, number});
+    }
+    all.back().end_s = std::max(all.back().end_s, event.end_s);
+    all.back().filled_s += event.end_s - event.begin_s;
+  }
+  for (const Numbered& each : all) {
+    const double length_s = each.end_s - each.begin_s;
+    const double width = text_width(each.number) + 3;
+    if (pixels(length_s) < width) continue;
+    const double middle = x((each.begin_s + each.end_s) / 2);
+    if (each.filled_s < 0.9 * length_s) {
+      figure_.box({middle - width / 2, y + 3, width, height - 6},
+                  each.css_class);
+    }
+    figure_.middle(middle, y + height / 2 + 4.5, each.number, kWhite);
   }
 }
 
@@ -59,26 +108,6 @@ void Lanes::bar(double from_s, double to_s, double y, double row_height,
 
 void Lanes::axis(const Unit& unit, const std::string& name) {
   figure_.axis(begin_, end_, length_s_, unit, name);
-}
-
-double busy_s(const sim::RankTimeline& timeline, const std::string& queue) {
-  double sum = 0;
-  for (const sim::TimelineEvent& event : timeline.events) {
-    if (event.queue == queue && sim::is_work(event)) {
-      sum += event.end_s - event.begin_s;
-    }
-  }
-  return sum;
-}
-
-double waiting_s(const sim::RankTimeline& timeline) {
-  double sum = 0;
-  for (const sim::TimelineEvent& event : timeline.events) {
-    if (event.queue == "compute" && event.category == "exposed") {
-      sum += event.end_s - event.begin_s;
-    }
-  }
-  return sum;
 }
 
 }  // namespace shardbook::pictures

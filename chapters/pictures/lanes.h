@@ -27,21 +27,21 @@ class Lanes {
   /// A row with the name and the queue of a run of `step_s`; returns its top.
   double queue(const std::string& name, const sim::RankTimeline& timeline,
                const std::string& queue, double step_s, double height);
-  /// The queue without a row. Waiting is thin.
+  /// The queue without a row. Waiting is thin: nothing runs. With numbers, each
+  /// micro-batch is a box of its own, and has its number where there is room.
   void draw(const sim::RankTimeline& timeline, const std::string& queue,
-            double step_s, double y, double height);
+            double step_s, double y, double height, bool has_numbers = false);
   /// A box in the middle of a row of `row_height`.
   void bar(double from_s, double to_s, double y, double row_height,
            double height, const std::string& css_class);
   void axis(const Unit& unit, const std::string& name = "time");
 
  private:
+  void draw_numbers(const sim::RankTimeline& timeline, const std::string& queue,
+                    double y, double height);
+
   Figure& figure_;
   double begin_, end_, length_s_;
 };
-
-/// The seconds in which a queue works, and in which it waits for a message.
-double busy_s(const sim::RankTimeline& timeline, const std::string& queue);
-double waiting_s(const sim::RankTimeline& timeline);
 
 }  // namespace shardbook::pictures

@@ -30,12 +30,12 @@ const char* class_of_action(pipeline::ActionKind kind) {
 }
 
 // "pp=1 dp=0", without the axis that runs along the line.
-std::string line_name(const Topology& topology, const Coord& coord) {
+std::string line_name(const Topology& topology, int rank) {
   std::string name;
-  for (std::size_t i = 0; i + 1 < topology.axes().size(); ++i) {
-    const std::string& axis = topology.axes()[i];
-    name +=
-        fmt::format("{}{}={}", name.empty() ? "" : " ", axis, coord.at(axis));
+  for (const std::string& axis : topology.axes()) {
+    if (axis == topology.axes().back()) break;
+    name += fmt::format("{}{}={}", name.empty() ? "" : " ", axis,
+                        topology.coordinate(rank, axis));
   }
   return name;
 }
@@ -68,53 +68,19 @@ double unit_of(const NamedSchedule& one) {
   return unit;
 }
 
-}  // namespace
-
-Picture mesh(const Topology& topology) {
-  constexpr double kCell = 44, kHeight = 24, kName = 150;
-  const int columns = topology.sizes().back();
-  std::vector<std::vector<std::string>> rows = {{""}};
-  const std::string& last = topology.axes().back();
-  for (int c = 0; c < columns; ++c) {
-    rows[0].push_back(fmt::format("{}={}", last, c));
+// Stripes from the lower left to the upper right.
+void draw_stripes(Figure& figure, const Box& at) {
+  const double right = at.x + at.width, bottom = at.y + at.height;
+  std::string path;
+  for (double x = at.x - at.height + 3; x < right; x += 6) {
+    const double from = std::max(at.x - x, 0.0);
+    const double to = std::min(right - x, at.height);
+    if (to <= from) continue;
+    path += fmt::format("M{} {}L{} {}", px(x + from), px(bottom - from),
+                        px(x + to), px(bottom - to));
   }
-  Coord coord;
-  for (const std::string& axis : topology.axes()) coord[axis] = 0;
-  const int num_lines = topology.world_size() / columns;
-  for (int line = 0; line < num_lines; ++line) {
-    // The last axis but one varies fastest from line to line.
-    int rest = line;
-    for (std::size_t a = topology.axes().size() - 1; a-- > 0;) {
-      coord[topology.axes()[a]] = rest % topology.sizes()[a];
-      rest /= topology.sizes()[a];
-    }
-    rows.push_back({line_name(topology, coord)});
-    for (int c = 0; c < columns; ++c) {
-      coord[last] = c;
-      rows.back().push_back(std::to_string(topology.get_rank(coord)));
-    }
-  }
-  const std::string title = topology.text() + ": ranks by coordinate";
-  Figure figure(title, std::max(kName + kCell * columns, 360.0));
-  std::string details;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const double y = figure.add_row(kHeight);
-    figure.text(0, y + 16, rows[i][0]);
-    for (std::size_t j = 1; j < rows[i].size(); ++j) {
-      const double x = kName + kCell * static_cast<double>(j - 1);
-      if (i > 0) {
-        figure.colored_box({x, y, kCell - 2, kHeight - 2}, "#d5e3f2",
-                           color_of("forward"));
-        details += fmt::format("{}{} {}: rank {}", details.empty() ? "" : ", ",
-                               rows[i][0], rows[0][j], rows[i][j]);
-      }
-      figure.middle(x + kCell / 2 - 1, y + 16, rows[i][j]);
-    }
-  }
-  return {title + "\n" + text_table::align(rows), figure.svg(details), ""};
+  figure.line(path, kMuted);
 }
-
-namespace {
 
 // The lanes of all ranks; adds what they do to `kinds`.
 void draw_lanes(Figure& figure, const NamedSchedule& one, double unit,
@@ -125,10 +91,18 @@ void draw_lanes(Figure& figure, const NamedSchedule& one, double unit,
     const double y = figure.add_row(kRow + 3);
     figure.text(0, y + 16, fmt::format("rank {}", rank));
     figure.box({kScheduleBegin, y, unit * replay.makespan, kRow}, "empty");
+    double before = 0;
+    const auto stripe_until = [&](double time) {
+      if (time <= before) return;
+      draw_stripes(figure, {kScheduleBegin + unit * before, y,
+                            unit * (time - before) - 1, kRow});
+    };
     bool is_second = false;  // second of a pair, drawn below the first
     for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const pipeline::Action& action = schedule.actions[rank][i];
       const pipeline::Span& span = replay.spans[rank][i];
+      stripe_until(span.begin);
+      before = std::max(before, span.end);
       const double x = kScheduleBegin + unit * span.begin;
       const double width = std::max(unit * (span.end - span.begin) - 1, 0.6);
       const bool is_pair = action.overlaps_next || is_second;
@@ -140,13 +114,44 @@ void draw_lanes(Figure& figure, const NamedSchedule& one, double unit,
       const std::string number = number_of(action);
       if (width + 1.01 > room_of(number)) {
         figure.middle(x + width / 2, box.y + box.height / 2 + 4.5, number,
-                      "#ffffff");
+                      kWhite);
       }
     }
+    stripe_until(replay.makespan);
   }
 }
 
 }  // namespace
+
+Picture mesh(const Topology& topology) {
+  constexpr double kCell = 44, kHeight = 24, kName = 150;
+  const int columns = topology.sizes().back();
+  std::vector<std::vector<std::string>> rows = {{""}};
+  for (int c = 0; c < columns; ++c) {
+    rows[0].push_back(fmt::format("{}={}", topology.axes().back(), c));
+  }
+  for (int rank = 0; rank < topology.world_size(); ++rank) {
+    if (rank % columns == 0) rows.push_back({line_name(topology, rank)});
+    rows.back().push_back(std::to_string(rank));
+  }
+  const std::string title = topology.text() + ": ranks by coordinate";
+  Figure figure(title, std::max(kName + kCell * columns, 360.0));
+  std::string details;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const double y = figure.add_row(kHeight);
+    figure.text(0, y + 16, rows[i][0]);
+    for (std::size_t j = 1; j < rows[i].size(); ++j) {
+      const double x = kName + kCell * (j - 1);
+      if (i > 0) {
+        figure.framed_box({x, y, kCell - 2, kHeight - 2}, "#d5e3f2", "forward");
+        details += fmt::format("{}{} {}: rank {}", details.empty() ? "" : ", ",
+                               rows[i][0], rows[0][j], rows[i][j]);
+      }
+      figure.middle(x + kCell / 2 - 1, y + 16, rows[i][j]);
+    }
+  }
+  return {title + "\n" + text_table::align(rows), figure.svg(details)};
+}
 
 Picture schedules(const std::string& title,
                   const std::vector<NamedSchedule>& all) {
@@ -174,16 +179,16 @@ Picture schedules(const std::string& title,
   }
   figure.axis(kScheduleBegin, kScheduleBegin + length, makespan, {"units", 1},
               "time");
-  std::vector<std::pair<std::string, std::string>> legend;
-  for (const auto& [kind, name] :
-       {std::pair("forward", "forward"), std::pair("backward", "backward"),
-        std::pair("weights", "gradients of weights"),
-        std::pair("optimizer", "update")}) {
-    if (kinds.count(kind) > 0) legend.emplace_back(kind, name);
+  std::vector<std::string> legend;
+  for (const char* entry :
+       {"forward", "backward", "weights: gradients of weights",
+        "optimizer: update"}) {
+    const std::string name = entry;
+    if (kinds.count(name.substr(0, name.find(':'))) > 0) legend.push_back(name);
   }
-  legend.emplace_back("empty", "idle");
+  legend.emplace_back("empty: striped: idle");
   figure.legend(legend);
-  return {text, figure.svg(details), ""};
+  return {text, figure.svg(details)};
 }
 
 Picture schedule(const std::string& title, const pipeline::Schedule& schedule,

@@ -7,7 +7,7 @@
 
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/pipeline/schedule.h"
-#include "chapters/pictures/picture.h"
+#include "chapters/pictures/figure.h"
 #include "comm/topology.h"
 
 namespace shardbook::pictures {

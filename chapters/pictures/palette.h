@@ -7,6 +7,15 @@
 
 namespace shardbook::pictures {
 
+/// Of texts, and of lines to compare with.
+constexpr const char* kInk = "#1c1e21";
+/// Of axes.
+constexpr const char* kMuted = "#555c64";
+/// Of texts on boxes.
+constexpr const char* kWhite = "#ffffff";
+/// Of lines behind curves.
+constexpr const char* kPale = "#d8dbdf";
+
 /// A colour, and dashes that tell its line from the others in grey.
 struct Stroke {
   const char* color = "";
@@ -21,7 +30,8 @@ constexpr Stroke kTeal = {"#11767c", "2 6"};
 constexpr Stroke kRed = {"#a93558", "1 5"};
 constexpr Stroke kSlate = {"#6a737c", "8 3 2 3"};
 /// Of lines to compare with: formulas, one device.
-constexpr Stroke kGray = {"#555c64", "3 3"};
+constexpr Stroke kGray = {kMuted, "3 3"};
+constexpr Stroke kBlack = {kInk, ""};
 
 /// A rank keeps its colour where ranks are the subject.
 constexpr std::array<Stroke, 8> kRankStrokes = {kBlue, kOrange, kGreen, kPurple,

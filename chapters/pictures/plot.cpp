@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-
-#include "sim/timeline_step.h"
+#include <utility>
 
 namespace shardbook::pictures {
 namespace {
@@ -24,15 +23,7 @@ std::vector<double> marks_of(const Axis& axis, double most) {
     }
     return marks;
   }
-  const double step =
-      axis.unit.size *
-      sim::axis_distance((axis.high - axis.low) / axis.unit.size,
-                         static_cast<int>(most));
-  for (double i = std::ceil(axis.low / step - 1e-9);
-       i * step <= axis.high + 1e-9 * step; ++i) {
-    marks.push_back(i * step + 0.0);  // not -0
-  }
-  return marks;
+  return round_marks(axis.low, axis.high, axis.unit, most);
 }
 
 std::string text_of(const Axis& axis, double mark) {
@@ -63,10 +54,16 @@ double Plot::row(Figure& figure, double height) {
   return y + 22;
 }
 
-Plot::Plot(Figure& figure, const PlotSize& size, const Axis& x, const Axis& y)
-    : Plot(figure,
-           {size.left, row(figure, size.height), size.width, size.height}, x,
-           y) {}
+Plot::Plot(const std::string& title, const PlotSize& size, const Axis& x,
+           const Axis& y)
+    : Plot(std::make_unique<Figure>(title, size.figure_width), size, x, y) {}
+
+Plot::Plot(std::unique_ptr<Figure> own, const PlotSize& size, const Axis& x,
+           const Axis& y)
+    : Plot(*own, {size.left, row(*own, size.height), size.width, size.height},
+           x, y) {
+  own_ = std::move(own);
+}
 
 Plot::Plot(Figure& figure, const Box& at, const Axis& x, const Axis& y)
     : figure_(figure), box_(at), x_(x), y_(y) {
@@ -94,6 +91,7 @@ void Plot::curve(const std::vector<Value>& values, const Stroke& stroke,
                  const std::string& label) {
   std::vector<Point> points;
   for (const Value& value : values) points.push_back(at(value.x, value.y));
+  if (points.empty()) return;
   figure_.line(points, stroke.color, 2, stroke.dashes);
   labels_.push_back({points.back().y, label, stroke.color});
 }
@@ -110,7 +108,7 @@ void Plot::dotted_curve(const std::vector<Value>& values, const Stroke& stroke,
 }
 
 void Plot::text(double x, double y, const std::string& text,
-                const Stroke& stroke, Figure::Anchor anchor, const Point& by) {
+                const Stroke& stroke, const Point& by, Figure::Anchor anchor) {
   const Point point = at(x, y);
   figure_.text(point.x + by.x, point.y + by.y, text, anchor, stroke.color);
 }

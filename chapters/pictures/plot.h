@@ -2,19 +2,19 @@
 
 // Curves over numbers, linear or logarithmic, with a label at each curve.
 //
-//   Plot plot(figure, PlotSize{110, 400, 220},
+//   Plot plot("Tokens hide messages", {110, 400, 220},
 //             logarithmic("tokens", 250, 4000),
-//             {"share of the step", 0, 1, {"%", 0.01}});
+//             {"share of the step", 0, 1, kPercent});
 //   plot.curve(points, kBlue, "8 ranks");
 //   plot.mark(1750, kBlue, "inequality: 1750");
 //   plot.svg("from 80 % to 10 %");
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "chapters/pictures/figure.h"
-#include "chapters/pictures/palette.h"
 #include "chapters/pictures/units.h"
 
 namespace shardbook::pictures {
@@ -43,20 +43,24 @@ struct Value {
 /// The value with the least y.
 Value least_of(const std::vector<Value>& values);
 
-/// The frame of a plot whose top is where the figure ends.
+/// The frame of a plot, and the width of its figure.
 struct PlotSize {
   double left = 0, width = 0, height = 0;
+  double figure_width = 640;
 };
 
 class Plot {
  public:
-  /// Draws the axes in a row of their own, or around `at`, whose row has room for
-  /// a line above it and two below: see row().
-  Plot(Figure& figure, const PlotSize& size, const Axis& x, const Axis& y);
+  /// A figure with one plot.
+  Plot(const std::string& title, const PlotSize& size, const Axis& x,
+       const Axis& y);
+  /// Draws the axes around `at`, whose row has room for a line above it and two
+  /// below: see row().
   Plot(Figure& figure, const Box& at, const Axis& x, const Axis& y);
   /// Adds room for a plot of this height; returns the top of its frame.
   static double row(Figure& figure, double height);
 
+  Figure& figure() { return figure_; }
   Point at(double x, double y) const;
   /// The label is at the curve's end, behind a call of labels().
   void curve(const std::vector<Value>& values, const Stroke& stroke,
@@ -65,20 +69,34 @@ class Plot {
   /// Both.
   void dotted_curve(const std::vector<Value>& values, const Stroke& stroke,
                     const std::string& label = "");
-  /// A text at a value, or `by` pixels beside it.
+  /// A text that begins at a value, or `by` pixels beside it; or that has it in
+  /// its middle, or at its end.
   void text(double x, double y, const std::string& text, const Stroke& stroke,
-            Figure::Anchor anchor = Figure::Anchor::kStart,
-            const Point& by = {});
+            const Point& by = {},
+            Figure::Anchor anchor = Figure::Anchor::kStart);
+  void middle(double x, double y, const std::string& words,
+              const Stroke& stroke, const Point& by = {}) {
+    text(x, y, words, stroke, by, Figure::Anchor::kMiddle);
+  }
+  void end(double x, double y, const std::string& words, const Stroke& stroke,
+           const Point& by = {}) {
+    text(x, y, words, stroke, by, Figure::Anchor::kEnd);
+  }
   /// A line from bottom to top, and a text at the right of its upper end.
   void mark(double x, const Stroke& stroke, const std::string& text,
             double from_top = 0);
   /// A line from left to right in ink.
   void across(double y, double width = 1.5, const std::string& dashes = "");
   void labels();
+  void describe(const std::string& sentence) { figure_.describe(sentence); }
   /// The finished figure, with the labels.
   std::string svg(const std::string& details = "");
 
  private:
+  Plot(std::unique_ptr<Figure> own, const PlotSize& size, const Axis& x,
+       const Axis& y);
+
+  std::unique_ptr<Figure> own_;  // of one plot
   Figure& figure_;
   Box box_;
   Axis x_, y_;

@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <functional>
-#include <map>
+#include <numeric>
 #include <set>
+#include <span>
 
-#include "chapters/pictures/bytes.h"
-#include "chapters/pictures/figure.h"
+#include "chapters/pictures/lanes.h"
 #include "sim/timeline_text.h"
 
 namespace shardbook::pictures {
@@ -17,97 +16,11 @@ namespace {
 
 using sim::RankGroup;
 using sim::StepView;
-using sim::TimelineEvent;
 
 constexpr double kLaneBegin = 110, kLaneEnd = 700;
-constexpr double kLaneWidth = kLaneEnd - kLaneBegin;
 constexpr const char* kNoTime = "no virtual time was kept";
 
-// Neighbours of one class too close to be told apart are merged into one block.
-struct Block {
-  double from = 0, to = 0;
-  std::string label;  // of a micro-batch; empty for others
-};
-using Blocks = std::map<std::string, std::vector<Block>>;
-
-// The forward or the backward of one micro-batch, pauses included.
-struct Numbered {
-  double from = 0, to = 0;
-  double filled = 0;  // without the pauses
-  std::string number, label, css_class;
-};
-
-struct Lane {
-  Blocks blocks;
-  std::vector<Numbered> numbers;
-};
-
-// `pixels` per second.
-Lane lane_of(const sim::RankTimeline& timeline, const std::string& queue,
-             double pixels) {
-  Lane lane;
-  for (const TimelineEvent& event : timeline.events) {
-    if (event.queue != queue || event.category == "wait") continue;
-    const double from = kLaneBegin + pixels * event.begin_s;
-    const double to = kLaneBegin + pixels * event.end_s;
-    const std::string number =
-        sim::is_work(event) ? sim::micro_batch_of(event) : "";
-    const std::string label = number.empty() ? "" : event.label;
-    const std::string css_class = sim::class_of(event);
-    std::vector<Block>& row = lane.blocks[css_class];
-    if (!row.empty() && row.back().label == label &&
-        from - row.back().to < 0.5) {
-      row.back().to = std::max(row.back().to, to);
-    } else {
-      row.push_back({from, to, label});
-    }
-    if (number.empty()) continue;
-    std::vector<Numbered>& all = lane.numbers;
-    if (!all.empty() && all.back().label == label &&
-        all.back().css_class == css_class) {
-      all.back().to = std::max(all.back().to, to);
-      all.back().filled += to - from;
-    } else {
-      all.push_back({from, to, to - from, number, label, css_class});
-    }
-  }
-  return lane;
-}
-
-void draw_lane(Figure& figure, const Lane& lane, const Box& at) {
-  figure.box(at, "empty");
-  for (const auto& [css_class, row] : lane.blocks) {
-    // Waiting is thin: nothing runs.
-    const bool is_thin = css_class == "bubble" || css_class == "exposed";
-    std::string path;
-    for (const Block& block : row) {
-      const double seam =
-          !block.label.empty() && block.to - block.from > 3 ? 0.7 : 0;
-      path += fmt::format("M{} {}h{}", px(block.from), px(at.y + at.height / 2),
-                          px(std::max(block.to - block.from - seam, 0.6)));
-    }
-    figure.line(path, color_of(css_class), (is_thin ? 0.24 : 1) * at.height);
-  }
-  for (const Numbered& each : lane.numbers) {
-    const double width = text_width(each.number) + 3;
-    if (each.to - each.from < width) continue;
-    const double x = (each.from + each.to) / 2;
-    if (each.filled < 0.9 * (each.to - each.from)) {
-      figure.box({x - width / 2, at.y + 3, width, at.height - 6},
-                 each.css_class);
-    }
-    figure.middle(x, at.y + at.height / 2 + 4.5, each.number, "#ffffff");
-  }
-}
-
-void note_hidden(Figure& figure, const StepView& view, std::size_t num_shown) {
-  const std::string hidden = sim::hidden_text(view, num_shown);
-  if (!hidden.empty()) figure.text(0, figure.add_row(18) + 14, hidden + ".");
-}
-
-std::size_t num_groups(const StepView& view, int max_groups) {
-  return std::min(view.groups.size(), static_cast<std::size_t>(max_groups));
-}
+using Classes = std::vector<std::pair<std::string, std::string>>;
 
 // The fullest sample of each of `num_columns` parts of the step; an earlier
 // level holds until the next sample.
@@ -118,8 +31,7 @@ std::vector<sim::MemorySample> columns_of(const RankGroup& group, double step_s,
   std::size_t next = 0;
   sim::MemorySample level;
   for (std::size_t c = 0; c < num_columns; ++c) {
-    const double end =
-        step_s * static_cast<double>(c + 1) / static_cast<double>(num_columns);
+    const double end = step_s * (c + 1) / num_columns;
     sim::MemorySample fullest = level;
     while (next < samples.size() &&
            (samples[next].time_s < end || c + 1 == num_columns)) {
@@ -131,105 +43,47 @@ std::vector<sim::MemorySample> columns_of(const RankGroup& group, double step_s,
   return columns;
 }
 
-std::int64_t most_of(const RankGroup& group, std::size_t kind) {
-  std::int64_t most = 0;
-  for (const sim::MemorySample& sample : group.timeline.memory) {
-    most = std::max(most, sample.bytes[kind]);
+// The kinds of memory that groups use, with their peaks.
+std::vector<std::pair<std::string, double>> peaks_of(
+    std::span<const RankGroup> groups) {
+  std::vector<std::pair<std::string, double>> peaks;
+  for (int k = 0; k < kNumMemoryKinds; ++k) {
+    const double most = most_of(groups, [&](const RankGroup& group) {
+      return most_of(group.timeline.memory,
+                     [&](const auto& sample) { return sample.bytes[k]; });
+    });
+    if (most == 0) continue;
+    peaks.emplace_back(memory_kind_name(static_cast<MemoryKind>(k)), most);
   }
-  return most;
+  return peaks;
 }
 
 void draw_memory(Figure& figure, const RankGroup& group, double step_s,
                  double most, const Box& at) {
   constexpr std::size_t kColumns = 200;
   const auto columns = columns_of(group, step_s, kColumns);
-  const auto x_of = [&](std::size_t column) {
-    return at.x + at.width * static_cast<double>(column) / kColumns;
-  };
   figure.box(at, "empty");
-  std::vector<double> below(kColumns, at.y + at.height);
-  for (std::size_t k = 0; k < static_cast<std::size_t>(kNumMemoryKinds); ++k) {
-    std::string top, bottom;
-    bool any = false;
-    std::vector<double> above = below;
-    for (std::size_t c = 0; c < kColumns; ++c) {
-      const auto bytes = static_cast<double>(columns[c].bytes[k]);
-      any = any || bytes > 0;
-      above[c] -= at.height * bytes / most;
-    }
+  // The sum of the kinds up to one of them is drawn over the larger sums
+  for (int k = kNumMemoryKinds - 1; k >= 0; --k) {
+    const auto bytes_of = [&](const auto& column) { return column.bytes[k]; };
+    if (most_of(columns, bytes_of) == 0) continue;
+    const auto y_of = [&](std::size_t c) {
+      const auto kinds = columns[c].bytes.begin();
+      const double sum = std::accumulate(kinds, kinds + k + 1, 0.0);
+      return at.y + at.height * (1 - sum / most);
+    };
+    std::string path = fmt::format("M{} {}", px(at.x), px(y_of(0)));
     for (std::size_t c = 1; c < kColumns; ++c) {
-      const std::size_t back = kColumns - c;
-      if (above[c] != above[c - 1]) {
-        top += fmt::format("H{}V{}", px(x_of(c)), px(above[c]));
-      }
-      if (below[back] != below[back - 1]) {
-        bottom += fmt::format("H{}V{}", px(x_of(back)), px(below[back - 1]));
-      }
+      if (y_of(c) == y_of(c - 1)) continue;
+      path += fmt::format("H{}V{}", px(at.x + at.width * c / kColumns),
+                          px(y_of(c)));
     }
-    if (any) {
-      figure.path(
-          fmt::format("M{0} {1}{3}H{2}V{4}{5}H{0}z", px(at.x),
-                      px(above.front()), px(at.x + at.width), top,
-                      px(below.back()), bottom),
-          std::string("kind-") + memory_kind_name(static_cast<MemoryKind>(k)));
-    }
-    below = above;
+    path += fmt::format("H{}V{}H{}z", px(at.x + at.width), px(at.y + at.height),
+                        px(at.x));
+    figure.path(path, std::string("kind-") +
+                          memory_kind_name(static_cast<MemoryKind>(k)));
   }
 }
-
-}  // namespace
-
-std::vector<std::pair<std::string, std::string>> classes_of(
-    const StepView& view) {
-  std::set<std::string> used;
-  for (const RankGroup& group : view.groups) {
-    for (const TimelineEvent& event : group.timeline.events) {
-      used.insert(sim::class_of(event));
-    }
-  }
-  std::vector<std::pair<std::string, std::string>> classes;
-  for (const auto& [css_class, title] : sim::kEventClasses) {
-    if (used.count(css_class) > 0) classes.emplace_back(css_class, title);
-  }
-  return classes;
-}
-
-std::vector<std::pair<std::string, std::string>> memory_classes_of(
-    const StepView& view) {
-  std::vector<std::pair<std::string, std::string>> classes;
-  for (std::size_t k = 0; k < static_cast<std::size_t>(kNumMemoryKinds); ++k) {
-    std::int64_t most = 0;
-    for (const RankGroup& group : view.groups) {
-      most = std::max(most, most_of(group, k));
-    }
-    if (most == 0) continue;
-    std::string name = memory_kind_name(static_cast<MemoryKind>(k));
-    const std::string css_class = "kind-" + name;
-    std::replace(name.begin(), name.end(), '_', ' ');
-    classes.emplace_back(css_class,
-                         fmt::format("{}, at most {}", name,
-                                     format_bytes(static_cast<double>(most))));
-  }
-  return classes;
-}
-
-double memory_peak(const StepView& view) {
-  double most = 0;
-  for (const RankGroup& group : view.groups) {
-    most = std::max(most, memory_peak(group));
-  }
-  return most;
-}
-
-double memory_peak(const RankGroup& group) {
-  std::int64_t most = 0;
-  for (const sim::MemorySample& sample : group.timeline.memory) {
-    most = std::max(most, sample.total());
-  }
-  return static_cast<double>(most);
-}
-
-namespace {
 
 struct Shown {
   std::string name;
@@ -257,84 +111,69 @@ StepView all_of(const std::vector<Shown>& views) {
   return all;
 }
 
-// "FSDP takes 6.50 ms", or "A step takes 6.50 ms".
-std::string time_of(const Shown& one) {
-  return fmt::format("{} takes {}", one.name.empty() ? "A step" : one.name,
-                     sim::seconds_text(one.view.step_s));
+std::vector<std::string> legend_of(const Classes& classes) {
+  std::vector<std::string> legend;
+  for (const auto& [name, title] : classes)
+    legend.push_back(name + ": " + title);
+  return legend;
 }
 
-void add_name(Figure& figure, const Shown& one) {
-  if (one.name.empty()) return;
-  figure.heading(
-      fmt::format("{}: {}", one.name, sim::seconds_text(one.view.step_s)));
-}
-
-// Draws the lanes of a group; returns how much of the step it computes.
-double draw_group(Figure& figure, const RankGroup& group, double step_s,
-                  double pixels) {
-  double computes = 0;
-  figure.text(0, figure.add_row(20) + 15, sim::rank_list(group.ranks));
-  for (const std::string& queue : sim::queue_names(group.timeline)) {
-    const double height = queue == "compute" ? 20 : 12;
-    const double y = figure.add_row(height + 3);
-    const double busy = sim::queue_shares(group.timeline, queue, step_s).busy;
-    if (queue == "compute") computes = busy;
-    figure.text(0, y + height / 2 + 4, queue);
-    draw_lane(figure, lane_of(group.timeline, queue, pixels),
-              {kLaneBegin, y, pixels * step_s, height});
-    figure.end(figure.width(), y + height / 2 + 4,
-               fmt::format("{:.0f} %", 100 * busy));
-  }
-  return computes;
-}
-
-// Draws the groups of each run, and the axis; `draw` returns what it drew.
+// Draws the groups of each run, and the axis.
 std::string runs_svg(
-    Figure& figure, const std::vector<Shown>& views, int max_groups,
-    const std::function<std::string(const RankGroup&, double step_s)>& draw) {
-  std::string details;
-  for (const Shown& one : views) {
-    add_name(figure, one);
-    details += time_of(one) + ".";
-    const std::size_t shown = num_groups(one.view, max_groups);
-    for (std::size_t g = 0; g < shown; ++g) {
-      details += draw(one.view.groups[g], one.view.step_s);
-    }
-    note_hidden(figure, one.view, shown);
-    details += " ";
+    Figure& figure, Lanes& lanes, const std::vector<Shown>& views,
+    int max_groups,
+    const std::function<void(const RankGroup&, double step_s)>& draw) {
+  double longest = 0;
+  for (const auto& [name, view] : views) {
+    const std::string time = sim::seconds_text(view.step_s);
+    if (!name.empty()) figure.heading(name + ": " + time);
+    figure.describe((name.empty() ? "A step" : name) + " takes " + time);
+    const std::size_t shown =
+        std::min<std::size_t>(view.groups.size(), max_groups);
+    for (std::size_t g = 0; g < shown; ++g) draw(view.groups[g], view.step_s);
+    const std::string hidden = sim::hidden_text(view, shown);
+    if (!hidden.empty()) figure.text(0, figure.add_row(18) + 14, hidden + ".");
+    longest = std::max(longest, view.step_s);
   }
-  const double longest = all_of(views).step_s;
-  figure.axis(kLaneBegin, kLaneEnd, longest, seconds_unit(longest),
-              "virtual time");
-  return figure.svg(details);
+  lanes.axis(seconds_unit(longest), "virtual time");
+  return figure.svg();
 }
 
 std::string timelines_svg(const std::string& title,
                           const std::vector<Shown>& views, int max_groups) {
   const StepView all = all_of(views);
-  const double pixels = kLaneWidth / all.step_s;
   Figure figure(title, kNotebookWidth);
-  auto legend = classes_of(all);
-  legend.emplace_back("empty", "idle");
+  std::vector<std::string> legend = legend_of(classes_of(all));
+  legend.emplace_back("empty: idle");
   figure.legend(legend);
   figure.end(figure.width(), figure.add_row(16) + 12, "busy", kMuted);
-  return runs_svg(
-      figure, views, max_groups, [&](const RankGroup& group, double step_s) {
-        const double computes = draw_group(figure, group, step_s, pixels);
-        return fmt::format(" Compute is busy for {:.0f} % of it on {}.",
-                           100 * computes, sim::rank_list(group.ranks));
-      });
+  Lanes lanes(figure, kLaneBegin, kLaneEnd, all.step_s);
+  const auto draw = [&](const RankGroup& group, double step_s) {
+    const std::string ranks = sim::rank_list(group.ranks);
+    figure.text(0, figure.add_row(20) + 15, ranks);
+    double computes = 0;
+    for (const std::string& queue : sim::queue_names(group.timeline)) {
+      const double height = queue == "compute" ? 20 : 12;
+      const double y = figure.add_row(height + 3);
+      const double busy = sim::queue_shares(group.timeline, queue, step_s).busy;
+      if (queue == "compute") computes = busy;
+      figure.text(0, y + height / 2 + 4, queue);
+      lanes.draw(group.timeline, queue, step_s, y, height, true);
+      figure.end(figure.width(), y + height / 2 + 4,
+                 fmt::format("{:.0f} %", 100 * busy));
+    }
+    figure.describe(fmt::format("Compute is busy for {:.0f} % of it on {}",
+                                100 * computes, ranks));
+  };
+  return runs_svg(figure, lanes, views, max_groups, draw);
 }
 
 // "ranks 0-3, at most 2.7 MiB: parameter 746 KiB activation 1.2 MiB"
 std::string memory_line(const RankGroup& group) {
   std::string line = fmt::format("{}, at most {}:", sim::rank_list(group.ranks),
                                  format_bytes(memory_peak(group)));
-  for (std::size_t k = 0; k < kNumMemoryKinds; ++k) {
-    const std::int64_t most = most_of(group, k);
-    if (most == 0) continue;
-    line += fmt::format(" {} {}", memory_kind_name(static_cast<MemoryKind>(k)),
-                        format_bytes(static_cast<double>(most)));
+  for (const auto& [kind, most] : peaks_of({&group, 1})) {
+    line += " " + kind + " " + format_bytes(most);
   }
   return line;
 }
@@ -344,29 +183,67 @@ std::string memories_svg(const std::string& title,
   const StepView all = all_of(views);
   const double most = memory_peak(all);
   Figure figure(title, kNotebookWidth);
-  figure.legend(memory_classes_of(all));
-  return runs_svg(figure, views, most > 0 ? max_groups : 0,
-                  [&](const RankGroup& group, double step_s) {
-                    constexpr double kHeight = 90;
-                    const Box at{kLaneBegin, figure.add_row(kHeight + 12) + 8,
-                                 kLaneWidth * step_s / all.step_s, kHeight};
-                    figure.text(0, at.y + 12, sim::rank_list(group.ranks));
-                    figure.text(0, at.y + 29, "at most");
-                    figure.text(0, at.y + 44, format_bytes(memory_peak(group)));
-                    draw_memory(figure, group, step_s, most, at);
-                    figure.lines_across({at.x, at.y, kLaneWidth, at.height}, 0,
-                                        most, bytes_unit(most),
-                                        /*is_right=*/true);
-                    return " " + memory_line(group) + ".";
-                  });
+  figure.legend(legend_of(memory_classes_of(all)));
+  Lanes lanes(figure, kLaneBegin, kLaneEnd, all.step_s);
+  const auto draw = [&](const RankGroup& group, double step_s) {
+    constexpr double kHeight = 90;
+    const double y = figure.add_row(kHeight + 12) + 8;
+    figure.text(0, y + 12, sim::rank_list(group.ranks));
+    figure.text(0, y + 29, "at most");
+    figure.text(0, y + 44, format_bytes(memory_peak(group)));
+    draw_memory(figure, group, step_s, most,
+                {kLaneBegin, y, lanes.pixels(step_s), kHeight});
+    for (const double mark : round_marks(0, most, bytes_unit(most), 3)) {
+      const double height = y + kHeight * (1 - mark / most);
+      figure.line({{kLaneBegin, height}, {kLaneEnd, height}}, kPale);
+      figure.text(kLaneEnd + 6, height + 4, round_text(mark, bytes_unit(most)),
+                  kMuted);
+    }
+    figure.describe(memory_line(group));
+  };
+  return runs_svg(figure, lanes, views, most > 0 ? max_groups : 0, draw);
 }
 
 }  // namespace
 
+Classes classes_of(const StepView& view) {
+  std::set<std::string> used;
+  for (const RankGroup& group : view.groups) {
+    for (const sim::TimelineEvent& event : group.timeline.events) {
+      used.insert(sim::class_of(event));
+    }
+  }
+  Classes classes;
+  for (const auto& [css_class, title] : sim::kEventClasses) {
+    if (used.count(css_class) > 0) classes.emplace_back(css_class, title);
+  }
+  return classes;
+}
+
+Classes memory_classes_of(const StepView& view) {
+  Classes classes;
+  for (const auto& [kind, most] : peaks_of(view.groups)) {
+    std::string name = kind;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    classes.emplace_back("kind-" + kind, fmt::format("{}, at most {}", name,
+                                                     format_bytes(most)));
+  }
+  return classes;
+}
+
+double memory_peak(const RankGroup& group) {
+  return most_of(group.timeline.memory, &sim::MemorySample::total);
+}
+
+double memory_peak(const StepView& view) {
+  return most_of(view.groups,
+                 [](const RankGroup& group) { return memory_peak(group); });
+}
+
 Picture timelines(const std::string& title,
                   const std::vector<NamedTimelines>& runs, int max_groups) {
   const std::vector<Shown> views = views_of(runs);
-  if (views.empty()) return {kNoTime, "", ""};
+  if (views.empty()) return {kNoTime};
   sim::TextStyle style;
   style.max_groups = static_cast<std::size_t>(max_groups);
   style.axis_s = all_of(views).step_s;
@@ -376,7 +253,7 @@ Picture timelines(const std::string& title,
     if (!run.name.empty()) text += run.name + "\n";
     text += sim::timeline_text(run.timelines, style);
   }
-  return {text, timelines_svg(title, views, max_groups), ""};
+  return {text, timelines_svg(title, views, max_groups)};
 }
 
 Picture timeline(const std::string& title,
@@ -396,7 +273,7 @@ Picture memories(const std::string& title, std::vector<NamedTimelines> runs,
     }
   }
   const std::vector<Shown> views = views_of(runs);
-  if (views.empty()) return {kNoTime, "", ""};
+  if (views.empty()) return {kNoTime};
   std::string text;
   for (const Shown& one : views) {
     if (!one.name.empty()) text += one.name + "\n";
@@ -404,7 +281,7 @@ Picture memories(const std::string& title, std::vector<NamedTimelines> runs,
       text += memory_line(group) + "\n";
     }
   }
-  return {text, memories_svg(title, views, max_groups), ""};
+  return {text, memories_svg(title, views, max_groups)};
 }
 
 Picture memory(const std::string& title,

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/pictures/picture.h"
+#include "chapters/pictures/figure.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::pictures {

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/pictures/bytes.h"
+#include "chapters/pictures/units.h"
 #include "sim/timeline_step.h"
 
 namespace shardbook::table {

@@ -300,7 +300,7 @@ inline Picture mask(sp::Layout layout, int c, std::int64_t s) {
     for (const std::int64_t query : sp::positions(layout, rank, c, s)) {
       tokens += joined(" ", query);
       for (std::int64_t key = 0; key <= query; ++key) {
-        figure.colored_box(
+        figure.box(
             {cell * static_cast<double>(key),
              top + cell * static_cast<double>(query), cell - 1, cell - 1},
             color);

@@ -254,7 +254,7 @@ void data(std::uint64_t seed, std::int64_t step, std::int64_t rank,
 void figure() {
   using pictures::Figure;
   Figure figure("A step computes for half of its time");
-  figure.legend({{"forward", "forward"}, {"backward", "backward"}});
+  figure.legend({"forward", "backward", "empty: idle"});
   const double y = figure.add_row(20);
   figure.text(0, y + 14, "rank 0");
   figure.box({110, y, 200, 20}, "forward");
@@ -263,11 +263,11 @@ void figure() {
 }
 
 // --- chapters/pictures/plot.h
-void plot(pictures::Figure& figure,
-          const std::vector<pictures::Value>& points) {
+void plot(const std::vector<pictures::Value>& points) {
   using namespace pictures;
-  Plot plot(figure, PlotSize{110, 400, 220}, logarithmic("tokens", 250, 4000),
-            {"share of the step", 0, 1, {"%", 0.01}});
+  Plot plot("Tokens hide messages", {110, 400, 220},
+            logarithmic("tokens", 250, 4000),
+            {"share of the step", 0, 1, kPercent});
   plot.curve(points, kBlue, "8 ranks");
   plot.mark(1750, kBlue, "inequality: 1750");
   plot.svg("from 80 % to 10 %");

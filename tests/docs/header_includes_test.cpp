@@ -42,7 +42,7 @@ cstdint: intptr_t uintptr_t
 cstring: memcmp memcpy memset strlen
 deque: deque
 exception: current_exception exception exception_ptr rethrow_exception
-functional: function hash less
+functional: function hash invoke less
 initializer_list: initializer_list
 iosfwd ostream iostream: ostream
 iostream: cerr cout

@@ -112,7 +112,7 @@ TEST(Figure, ColorsAreThoseOfTheReport) {
          s != end; ++s) {
       // Some drawings are of the report alone.
       const std::string color = pictures::color_of((*s)[1]);
-      if (color.empty()) continue;
+      if (color == (*s)[1].str()) continue;
       EXPECT_EQ(color, colors.at((*it)[2])) << (*s)[1];
       ++num_compared;
     }

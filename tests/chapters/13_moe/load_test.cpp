@@ -32,7 +32,7 @@ TEST(DrawLoads, AsSvgHasABarPerExpert) {
        at = svg.find("<rect", at + 1)) {
     ++bars;
   }
-  EXPECT_EQ(bars, 3U + 1U);  // and the ground
+  EXPECT_EQ(bars, 3U + 2U);  // the part beyond an even load, and the ground
   expect_text(svg, {"h.0: 0.50 1.00 1.50"});
 }
 
