@@ -17,8 +17,18 @@ std::string short_name(const std::string& layer) {
   return layer.ends_with(".mlp") ? layer.substr(begin, end - begin) : layer;
 }
 
-/// Loads relative to an even one.
-std::vector<double> shares(const std::vector<std::int64_t>& counts) {
+/// "h.10" comes after "h.9".
+std::vector<std::string> in_order(const Loads& loads) {
+  std::vector<std::string> names;
+  for (const auto& [name, counts] : loads) names.push_back(name);
+  std::stable_sort(names.begin(), names.end(),
+                   [](auto& a, auto& b) { return a.size() < b.size(); });
+  return names;
+}
+
+}  // namespace
+
+std::vector<double> load_shares(const std::vector<std::int64_t>& counts) {
   const auto total = static_cast<double>(
       std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
   std::vector<double> result;
@@ -30,17 +40,6 @@ std::vector<double> shares(const std::vector<std::int64_t>& counts) {
   }
   return result;
 }
-
-/// "h.10" comes after "h.9".
-std::vector<std::string> in_order(const Loads& loads) {
-  std::vector<std::string> names;
-  for (const auto& [name, counts] : loads) names.push_back(name);
-  std::stable_sort(names.begin(), names.end(),
-                   [](auto& a, auto& b) { return a.size() < b.size(); });
-  return names;
-}
-
-}  // namespace
 
 Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts) {
   std::string text;
@@ -85,7 +84,7 @@ std::string draw_loads(const Loads& loads) {
   for (const std::string& name : in_order(loads)) {
     std::string numbers = fmt::format("{:>6} ", short_name(name));
     std::string bars(numbers.size(), ' ');
-    for (const double share : shares(loads.at(name))) {
+    for (const double share : load_shares(loads.at(name))) {
       numbers += fmt::format(" {:5.2f}", share);
       const auto length = std::clamp(static_cast<int>(share * 2.5 + 0.5), 0, 5);
       bars += " " + std::string(static_cast<std::size_t>(5 - length), ' ') +
@@ -100,7 +99,7 @@ std::string draw_loads(const Loads& loads) {
 pictures::Picture loads_picture(const std::string& title, const Loads& loads) {
   std::vector<pictures::Series> rows;
   for (const std::string& name : in_order(loads)) {
-    rows.push_back({short_name(name), shares(loads.at(name))});
+    rows.push_back({short_name(name), load_shares(loads.at(name))});
   }
   pictures::Picture picture =
       pictures::columns(title, rows, "expert", /*even=*/1);

@@ -17,6 +17,8 @@ using Loads = std::map<std::string, std::vector<std::int64_t>>;
 /// Sums over the ranks where `counts` is true; not in the ledger. Collective.
 Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts);
 
+/// Loads relative to an even one.
+std::vector<double> load_shares(const std::vector<std::int64_t>& counts);
 /// Choices per expert by layer, as a JSON object; for report.html.
 std::string loads_json(const Loads& loads);
 /// A row per layer, a cell per expert: its share of the load, where 1.00 is

@@ -10,11 +10,16 @@
 #include <vector>
 
 #include "bench/validate/published_table.h"
-#include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/figures/pages.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_04 {
+
+Report resnet50(const std::string& options) {
+  return run("04_model_parallel" +
+             on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1) +
+             " --image-size 128" + options);
+}
 
 std::string turns() {
   Figure figure(
@@ -26,11 +31,9 @@ std::string turns() {
                  "exposed: waits for gradients to arrive", "empty: idle"});
   std::optional<Lanes> lanes;  // as long as the naive step
   for (const auto& [name, options] :
-       {std::pair("naive", "--variant model_parallel"),
-        std::pair("splits of 20", "--split-size 20")}) {
-    const Report report = run("04_model_parallel" +
-                              on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1) +
-                              " --image-size 128 " + options);
+       {std::pair("naive", " --variant model_parallel"),
+        std::pair("splits of 20", " --split-size 20")}) {
+    const Report report = resnet50(options);
     const sim::StepView view = sim::last_step(report.timelines);
     if (!lanes) lanes.emplace(figure, 70, figure.width(), view.step_s);
     figure.result(fmt::format("{}: {:.0f} ms", name, 1e3 * view.step_s));
@@ -86,20 +89,15 @@ Experiment published() {
 
 Experiment simulated() {
   // That of PyTorch's tutorial
-  Options options = options_on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1);
-  options.chapter = "04_model_parallel";
-  options.optimizer = "sgd";
-  options.image_size = 128;
-  // All figures show one sweep
-  static const model_parallel::Sweep sweep = model_parallel::run_sweep(
-      options, {}, {1, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60},
-      /*repeats=*/0, /*batches=*/3);
+  const auto seconds = [](const std::string& options) {
+    return Time{3 * step_s(resnet50(" --optimizer sgd" + options))};
+  };
   Experiment experiment;
   experiment.name = {"Simulated:", "two T4,", "120 images"};
-  experiment.one = {sweep.single.virtual_s};
-  experiment.naive = {sweep.naive.virtual_s};
-  for (const model_parallel::StepTime& step : sweep.pipelined) {
-    experiment.splits[step.settings.split_size] = {step.virtual_s};
+  experiment.one = seconds(" --variant single");
+  experiment.naive = seconds(" --variant model_parallel");
+  for (const int size : {1, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60}) {
+    experiment.splits[size] = seconds(fmt::format(" --split-size {}", size));
   }
   return experiment;
 }

@@ -9,7 +9,6 @@
 #include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
 #include "chapters/figures/pages.h"
-#include "comm/device_mesh.h"
 
 namespace shardbook::figures::page_09 {
 
@@ -72,31 +71,9 @@ std::string squares() {
   return figure.svg();
 }
 
-// The bytes that rank 0 sends over each group in one step.
-std::map<std::string, double> sent_by_group(const Options& options, int q,
-                                            int d) {
-  std::map<std::string, double> sent;
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world, tesseract::squares(q, d));
-    summa::SummaStrategy strategy(options, summa::grid_of(mesh), world);
-    world.clear_records();
-    run.train(options, strategy);
-    if (world.rank() > 0) return;
-    for (const CommRecord& record : world.records()) {
-      sent[record.group] += wire_bytes(record);
-    }
-  };
-  run_and_compare(options, chapter);
-  return sent;
-}
-
 std::string buys() {
   constexpr double kColumn = 128, kLeft = 78, kGB = 1e9, kBars = 150;
   constexpr double kStacks = 132, kMost = 5 * kGB;
-  Options options = options_on_shapes("dgx-a100", 16, "gpt2-medium", 16, 1024);
-  options.dtype = DType::kBF16;
-  options.steps = 1;
   Figure figure(
       "More depth sends fewer bytes, but copies the weights\n"
       "GPT-2 medium on 16 ranks, 16 samples of 1024 tokens, bf16",
@@ -124,7 +101,9 @@ std::string buys() {
     figure.text(x + 14, top + kStacks + 10,
                 fmt::format("{} of {} x {}", d, q, q));
     // 2. What a rank sends, by group; with q = 1 the depth is the world
-    std::map<std::string, double> by_group = sent_by_group(options, q, d);
+    std::map<std::string, double> by_group = sent_by_group(
+        run(fmt::format("09_tensor_parallel_2p5d --dtype bf16 --depth {}", d) +
+            on_shapes("dgx-a100", 16, "gpt2-medium", 16, 1024)));
     if (q == 1) by_group["dep"] = by_group["world"];
     double y = bottom, all = 0;
     struct Part {

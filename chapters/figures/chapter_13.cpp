@@ -5,16 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "chapters/13_moe/gate.h"
 #include "chapters/13_moe/load.h"
-#include "chapters/13_moe/moe_strategy.h"
 #include "chapters/13_moe/routing.h"
-#include "chapters/common/run/program.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/pages.h"
 #include "chapters/pictures/charts.h"
-#include "comm/device_mesh.h"
 #include "core/ops.h"
 
 namespace shardbook::figures::page_13 {
@@ -129,34 +127,22 @@ std::string slots() {
 // The choices of each expert, over all layers, in the last of 30 steps, over an
 // even load.
 Series load(const std::string& name, double coefficient) {
-  Options options = options_on_shapes("none", 4, "gpt-nano", 8, 32);
-  options.backend = "threads";
-  options.data = "walk";
-  options.dtype = DType::kF64;
-  options.steps = 30;
-  moe::StrategyOptions setup;
-  setup.moe.aux_coefficient = coefficient;
-  Series result{name, {}};
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world,
-                    moe::expert_topology(moe::group_sizes(options, setup)));
-    moe::MoeStrategy strategy(options, setup, mesh);
-    run.train(options, strategy);
-    const moe::Loads loads = strategy.global_loads();
-    if (world.rank() != 0) return;
-    double sum = 0;
-    for (const auto& [layer, counts] : loads) {
-      result.values.resize(counts.size());
-      for (std::size_t e = 0; e < counts.size(); ++e) {
-        result.values[e] += counts[e];
-        sum += counts[e];
+  const Report report = run(fmt::format(
+      "13_moe --model gpt-nano --data walk --dtype f64 --cluster none "
+      "--world-size 4 --batch 8 --seq 32 --steps 30 --no-check "
+      "--aux-coefficient {}",
+      coefficient));
+  std::vector<std::int64_t> counts;
+  for (const auto& [key, json] : report.more) {
+    if (key != "expert_loads") continue;
+    for (const auto& layer : nlohmann::json::parse(json)) {
+      counts.resize(layer.size());
+      for (std::size_t e = 0; e < layer.size(); ++e) {
+        counts[e] += layer[e].get<std::int64_t>();
       }
     }
-    for (double& value : result.values) value *= result.values.size() / sum;
-  };
-  run_and_compare(options, chapter);
-  return result;
+  }
+  return {name, moe::load_shares(counts)};
 }
 
 std::string balance() {

@@ -16,33 +16,13 @@
 
 namespace shardbook::figures::page_14 {
 
-// The bytes that rank 0 sends over each group in one step.
-std::map<std::string, double> sent_by_group(const Options& options,
-                                            hybrid::HybridOptions setup) {
-  hybrid::check_legal(options, setup);
-  std::map<std::string, double> sent;
-  run_ranks(options.world_size, [&](ProcessGroup& world) {
-    DeviceMesh mesh(world, hybrid::topology_of(setup));
-    const auto strategy = hybrid::make_strategy(options, setup, mesh);
-    world.clear_records();
-    strategy->step(0);
-    if (world.rank() != 0) return;
-    for (const CommRecord& record : world.records()) {
-      sent[record.group] += wire_bytes(record);
-    }
-  });
-  return sent;
-}
-
 std::string cube() {
-  Options options = options_on_shapes("none", 8, "gpt-nano", 16, 64);
-  options.backend = "threads";
-  options.data = "walk";
   hybrid::HybridOptions setup;
   setup.tp = setup.pp = setup.dp = 2;
-  setup.micro_batches = 4;
-  std::map<std::string, double> sent = sent_by_group(options, setup);
   const Topology topology = hybrid::topology_of(setup);
+  std::map<std::string, double> sent =
+      sent_by_group(run("14_hybrid_3d --tp 2 --pp 2 --micro-batches 4" +
+                        on_shapes("textbook", 8, "gpt-nano", 16, 64)));
 
   struct AxisOfCube {
     const char *name, *group, *does;
@@ -86,7 +66,7 @@ std::string cube() {
     figure.text(kBars, row + 34, axis.does, kMuted);
     row += 56;
   }
-  for (int rank = 0; rank < options.world_size; ++rank) {
+  for (int rank = 0; rank < topology.world_size(); ++rank) {
     const Point p = at(rank);
     figure.box({p.x - 11, p.y - 11, 22, 22}, kInk, std::to_string(rank));
   }
@@ -138,8 +118,9 @@ std::vector<int> sums_of(const std::vector<Partners>& partners,
 }
 
 std::string sums() {
-  Options options = options_on_shapes("none", 8, "gpt-nano", 16, 64);
-  options.backend = "threads";
+  Options options;
+  options.world_size = 8;
+  options.batch = 16;
   hybrid::HybridOptions setup;
   setup.tp = setup.pp = setup.dp = setup.ep = 2;
   setup.experts = 8;

@@ -44,23 +44,6 @@ std::string on_shapes(const std::string& cluster, int world_size,
       cluster, world_size, model, batch, seq, kSteps);
 }
 
-Options options_on_shapes(const std::string& cluster, int world_size,
-                          const std::string& model, std::int64_t batch,
-                          std::int64_t seq) {
-  Options options;
-  options.chapter = "figures";
-  options.backend = "sim";
-  options.cluster = cluster;
-  options.world_size = world_size;
-  options.model = model;
-  options.data = "random";
-  options.batch = batch;
-  options.seq = seq;
-  options.steps = kSteps;
-  options.check = false;
-  return options;
-}
-
 std::string gpt_of(double layers, double width, double heads, double vocabulary,
                    double positions) {
   return fmt::format(
@@ -71,6 +54,16 @@ std::string gpt_of(double layers, double width, double heads, double vocabulary,
 
 sim::RankTimeline first_rank(const Report& report) {
   return sim::last_step(report.timelines).groups.at(0).timeline;
+}
+
+std::map<std::string, double> sent_by_group(const Report& report) {
+  std::map<std::string, double> sent;
+  for (const sim::TimelineEvent& event : first_rank(report).events) {
+    if (event.category != "comm") continue;
+    // "comm tp", "send pp"
+    sent[event.queue.substr(event.queue.find(' ') + 1)] += event.bytes;
+  }
+  return sent;
 }
 
 std::string file_name(const PageFigure& figure) {

@@ -4,6 +4,7 @@
 // on shapes, in virtual time.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -35,16 +36,13 @@ constexpr int kSteps = 3;
 std::string on_shapes(const std::string& cluster, int world_size,
                       const std::string& model, std::int64_t batch,
                       std::int64_t seq);
-/// The same as options, for what a report does not say.
-Options options_on_shapes(const std::string& cluster, int world_size,
-                          const std::string& model, std::int64_t batch,
-                          std::int64_t seq);
-
 /// A GPT of another size, for the model of on_shapes.
 std::string gpt_of(double layers, double width, double heads, double vocabulary,
                    double positions);
 
 /// The last step of the first rank. Times count from its begin.
 sim::RankTimeline first_rank(const Report& report);
+/// The bytes that it sends in this step, by process group: "tp".
+std::map<std::string, double> sent_by_group(const Report& report);
 
 }  // namespace shardbook::figures
