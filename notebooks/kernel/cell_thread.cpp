@@ -129,16 +129,12 @@ bool CellThread::has_ended() {
 }
 
 bool CellThread::run(const std::function<void()>& work,
-                     const CellOutput& receiver) {
+                     const OutputPipes::Receiver& receive) {
   if (!crash_.empty()) return false;
-  const CellOutput output{[&](const char* name, const std::string& text) {
-                            pace_.count();
-                            receiver.print(name, text);
-                          },
-                          [&](const DisplayRequest& request) {
-                            pace_.count();
-                            receiver.display(request);
-                          }};
+  const auto print = [&](const char* name, const std::string& text) {
+    pace_.count();
+    receive(name, text);
+  };
   // An interrupt that came while no cell ran is not meant for this one.
   empty(interrupts_, sizeof(signalfd_siginfo));
   set_interrupted(false);
@@ -164,12 +160,12 @@ bool CellThread::run(const std::function<void()>& work,
     }
     empty(wake_, sizeof(std::uint64_t));
     if (pace_.wait_ms() == 0) {
-      pipes_.drain(output.print, /*last=*/false);
-      answer_show(output);
+      pipes_.drain(print, /*last=*/false);
+      answer_show(print);
     }
-    watch_interrupts(patient_until, output);
+    watch_interrupts(patient_until, print);
   }
-  pipes_.drain(output.print, /*last=*/true);
+  pipes_.drain(print, /*last=*/true);
 
   if (crash_signal != 0) {
     crash_ = strsignal(crash_signal);
@@ -184,7 +180,7 @@ void CellThread::drop_output() {
   pipes_.drain([](const char*, const std::string&) {}, /*last=*/true);
 }
 
-void CellThread::show(const DisplayRequest& request) {
+void CellThread::show(const std::function<void()>& send) {
   constexpr std::string_view kWhat = "a display";
   if (!guard_.allows(kWhat.data(), kWhat.size())) return;
   flush_output();
@@ -192,19 +188,20 @@ void CellThread::show(const DisplayRequest& request) {
   changed_.wait(lock,
                 [&] { return shown_ == nullptr || state_ != State::kRunning; });
   if (state_ != State::kRunning) return;
-  shown_ = &request;
+  shown_ = &send;
   wake(wake_);
-  changed_.wait(lock, [&] { return shown_ != &request; });
+  changed_.wait(lock, [&] { return shown_ != &send; });
 }
 
 /// What was printed before a display appears before it.
-void CellThread::answer_show(const CellOutput& output) {
+void CellThread::answer_show(const OutputPipes::Receiver& print) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (shown_ == nullptr) return;
-  const DisplayRequest& request = *shown_;
+  const std::function<void()>& send = *shown_;
   lock.unlock();
-  pipes_.drain(output.print, /*last=*/true);
-  output.display(request);
+  pipes_.drain(print, /*last=*/true);
+  pace_.count();
+  send();
   lock.lock();
   shown_ = nullptr;
   changed_.notify_all();
@@ -213,7 +210,8 @@ void CellThread::answer_show(const CellOutput& output) {
 /// Sets the flag, and wakes the cell from a system call, again and again: the
 /// cell may have been about to begin one.
 void CellThread::watch_interrupts(
-    std::optional<Clock::time_point>& patient_until, const CellOutput& output) {
+    std::optional<Clock::time_point>& patient_until,
+    const OutputPipes::Receiver& print) {
   signalfd_siginfo signal{};
   if (read(interrupts_, &signal, sizeof signal) > 0 && !is_interrupted()) {
     set_interrupted(true);
@@ -223,9 +221,9 @@ void CellThread::watch_interrupts(
   pthread_kill(thread_.native_handle(), SIGUSR1);
   if (patient_until && Clock::now() >= *patient_until) {
     patient_until.reset();
-    output.print("stderr",
-                 "The cell is in compiled code, which cannot be interrupted. "
-                 "Wait until it returns, or restart the kernel.\n");
+    print("stderr",
+          "The cell is in compiled code, which cannot be interrupted. "
+          "Wait until it returns, or restart the kernel.\n");
   }
 }
 

@@ -12,7 +12,6 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -20,21 +19,6 @@
 #include "notebooks/kernel/cell_output.h"
 
 namespace shardbook::notebook {
-
-/// A cell's request to the front end to show something.
-struct DisplayRequest {
-  enum class Kind { kDisplay, kUpdate, kClear };
-  Kind kind = Kind::kDisplay;
-  nlohmann::json bundle = nlohmann::json::object();  ///< MIME types and texts
-  std::string id = {};  ///< of a display that can be updated
-  bool wait = false;    ///< clear when the next output comes
-};
-
-/// The main thread's handlers for the output of a cell.
-struct CellOutput {
-  OutputPipes::Receiver print;
-  std::function<void(const DisplayRequest&)> display;
-};
 
 /// How many messages a cell may send.
 ///
@@ -72,8 +56,10 @@ class CellThread {
 
   /// Runs `work` on the thread of cells, and returns when it has ended. True if
   /// it returned; false if it crashed: then crash() describes how, and the
-  /// thread runs nothing more. `work` must not throw.
-  bool run(const std::function<void()>& work, const CellOutput& output);
+  /// thread runs nothing more. `work` must not throw. What it prints goes to
+  /// `print`, in the calling thread.
+  bool run(const std::function<void()>& work,
+           const OutputPipes::Receiver& print);
 
   const std::string& crash() const { return crash_; }
 
@@ -83,19 +69,20 @@ class CellThread {
   /// Text that other threads of the cell tried to print; may be empty.
   std::string refused_text() { return guard_.refused(); }
 
-  /// For a cell: passes the request to the main thread and waits until it is
-  /// done. Does nothing when no cell runs, and refuses other threads.
-  void show(const DisplayRequest& request);
+  /// For a cell: has the main thread call `send`, which shows something, and
+  /// waits until it is done. Does nothing when no cell runs, and refuses other
+  /// threads.
+  void show(const std::function<void()>& send);
 
  private:
   using Clock = std::chrono::steady_clock;
   enum class State { kIdle, kRunning, kDone };
 
   void serve();
-  void answer_show(const CellOutput& output);
+  void answer_show(const OutputPipes::Receiver& print);
   bool has_ended();
   void watch_interrupts(std::optional<Clock::time_point>& patient_until,
-                        const CellOutput& output);
+                        const OutputPipes::Receiver& print);
 
   OutputPipes pipes_;
   PrintGuard guard_;
@@ -109,7 +96,7 @@ class CellThread {
   State state_ = State::kIdle;
   bool stopping_ = false;
   std::function<void()> work_;
-  const DisplayRequest* shown_ = nullptr;
+  const std::function<void()>* shown_ = nullptr;
   std::thread thread_;
 };
 

@@ -35,7 +35,11 @@ class JupyterKernel : public XeusInterpreter {
   explicit JupyterKernel(std::vector<std::string> clang_arguments);
 
   /// For cells, on any thread: see CellThread::show().
-  static void show(const DisplayRequest& request);
+  void show(const std::function<void()>& send) {
+    thread_.show([&] {
+      if (!silent_) send();
+    });
+  }
 
  private:
   void configure_impl() override {}
@@ -51,11 +55,10 @@ class JupyterKernel : public XeusInterpreter {
   void run_directives(const std::string& code, const std::string& name);
   void run_on_cell_thread(const std::function<void()>& work, bool silent);
   void try_on_cell_thread(const std::function<void()>& work);
-  CellOutput output(bool silent);
-  void publish_display(const DisplayRequest& request);
 
   std::vector<std::string> library_folders_;
   bool has_run_ = false;
+  bool silent_ = false;  ///< what runs now shows nothing
   CellThread thread_;
   std::unique_ptr<Compiler> compiler_;  ///< used on the cell thread alone
 };
@@ -114,39 +117,16 @@ JupyterKernel::JupyterKernel(std::vector<std::string> clang_arguments) {
       [&] { compiler_ = std::make_unique<Compiler>(clang_arguments); }, true);
 }
 
-void JupyterKernel::show(const DisplayRequest& request) {
-  if (the_kernel != nullptr) the_kernel->thread_.show(request);
-}
-
-CellOutput JupyterKernel::output(bool silent) {
-  return {[=, this](const char* name, const std::string& text) {
-            if (!silent) publish_stream(name, text);
-          },
-          [=, this](const DisplayRequest& request) {
-            if (!silent) publish_display(request);
-          }};
-}
-
-void JupyterKernel::publish_display(const DisplayRequest& request) {
-  if (request.kind == DisplayRequest::Kind::kClear) {
-    clear_output(request.wait);
-    return;
-  }
-  nl::json transient = nl::json::object();
-  if (!request.id.empty()) transient["display_id"] = request.id;
-  if (request.kind == DisplayRequest::Kind::kUpdate) {
-    update_display_data(request.bundle, nl::json::object(), transient);
-  } else {
-    display_data(request.bundle, nl::json::object(), transient);
-  }
-}
-
 /// Throws CellError, in this thread, as `work` failed in the other.
 void JupyterKernel::run_on_cell_thread(const std::function<void()>& work,
                                        bool silent) {
+  silent_ = silent;
   std::optional<CellError> error;
   const bool returned =
-      thread_.run([&] { error = failure_of(work); }, output(silent));
+      thread_.run([&] { error = failure_of(work); },
+                  [&](const char* name, const std::string& text) {
+                    if (!silent) publish_stream(name, text);
+                  });
   if (!returned) {
     throw CellError{"Crash", "a cell has crashed (" + thread_.crash() +
                                  "), and what it was doing is lost: restart "
@@ -277,14 +257,17 @@ void JupyterKernel::shutdown_request_impl() {
 
 void display_bundle(const nl::json& bundle, const std::string& id,
                     bool update) {
-  using Kind = DisplayRequest::Kind;
-  JupyterKernel::show({.kind = update ? Kind::kUpdate : Kind::kDisplay,
-                       .bundle = bundle,
-                       .id = id});
+  the_kernel->show([&] {
+    nl::json transient = nl::json::object();
+    if (!id.empty()) transient["display_id"] = id;
+    const auto send = update ? &JupyterKernel::update_display_data
+                             : &JupyterKernel::display_data;
+    (the_kernel->*send)(bundle, nl::json::object(), transient);
+  });
 }
 
 void clear_display(bool wait) {
-  JupyterKernel::show({.kind = DisplayRequest::Kind::kClear, .wait = wait});
+  the_kernel->show([&] { the_kernel->clear_output(wait); });
 }
 
 }  // namespace shardbook::notebook
