@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -150,24 +151,12 @@ std::vector<std::string> words_of(const std::string& name) {
   return words;
 }
 
-/// The number of bytes of the separator (:: -> .) that ends a text.
-std::size_t separator_behind(std::string_view text) {
-  const std::string_view two =
-      text.substr(text.size() - std::min<std::size_t>(text.size(), 2));
-  if (two == "::" || two == "->") return 2;
-  return !text.empty() && text.back() == '.' ? 1 : 0;
-}
-
 /// The qualified name that ends a text, such as shardbook::Ten or x.sha.
 std::string last_name(std::string_view text) {
-  std::string_view before = text;
-  before.remove_suffix(last_word(text).size());
-  while (const std::size_t size = separator_behind(before)) {
-    const std::string_view rest = before.substr(0, before.size() - size);
-    if (last_word(rest).empty()) break;
-    before = rest.substr(0, rest.size() - last_word(rest).size());
-  }
-  return std::string(text.substr(before.size()));
+  static const std::regex name(R"((\w+(::|->|\.))*\w*$)");
+  std::cmatch found;
+  std::regex_search(text.data(), text.data() + text.size(), found, name);
+  return found.str();
 }
 
 /// The scope of names after `declaration::` or `declaration.`.
