@@ -1,6 +1,6 @@
 #pragma once
 
-// The thread that cells run on, and the thread that watches it.
+// The thread that cells run on, what it prints, and the thread that watches it.
 //
 // All cells run on one thread of their own. The kernel's main thread meanwhile
 // passes on what the cell prints and displays, and it alone talks to Jupyter.
@@ -8,32 +8,82 @@
 // cell, which stops that thread for good but not the kernel.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdio>
 #include <functional>
+#include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
-
-#include "notebooks/kernel/cell_output.h"
+#include <vector>
 
 namespace shardbook::notebook {
 
-/// A cell's request to the front end to show something.
-struct DisplayRequest {
-  enum class Kind { kDisplay, kUpdate, kClear };
-  Kind kind = Kind::kDisplay;
-  nlohmann::json bundle = nlohmann::json::object();  ///< MIME types and texts
-  std::string id = {};  ///< of a display that can be updated
-  bool wait = false;    ///< clear when the next output comes
+/// Standard output and error of this process, as pipes that the kernel reads.
+/// This catches std::cout, printf, and the output of compiled libraries.
+class OutputPipes {
+ public:
+  /// Takes the text of "stdout" or "stderr".
+  using Receiver = std::function<void(const char*, const std::string&)>;
+
+  /// Replaces files 1 and 2. Throws std::runtime_error on failure.
+  OutputPipes();
+  ~OutputPipes();
+
+  int out() const { return ends_[0]; }
+  int err() const { return ends_[1]; }
+
+  /// Passes on all that has been printed so far; never waits. Characters of
+  /// UTF-8 stay whole: the first bytes of one wait for the others, unless this
+  /// is the `last` call of a cell.
+  void drain(const Receiver& receive, bool last);
+
+ private:
+  int ends_[2] = {-1, -1};
+  std::string begun_[2];  ///< the first bytes of a character
 };
 
-/// The main thread's handlers for the output of a cell.
-struct CellOutput {
-  OutputPipes::Receiver print;
-  std::function<void(const DisplayRequest&)> display;
+class GuardedBuffer;
+
+/// Refuses text that a thread of a cell prints, such as a rank.
+///
+/// Ranks print in any order, and xeus-cling and xeus-cpp may lose such text,
+/// since they send a cell's output from the thread that prints. The guard covers
+/// std::cout, std::cerr, std::clog and printf. It leaves the file stderr alone,
+/// to which compiled libraries write their warnings.
+class PrintGuard {
+ public:
+  /// Takes the place of the streams' buffers and of stdout. The calling thread
+  /// may print.
+  PrintGuard();
+  /// Gives the streams their own buffers back.
+  ~PrintGuard();
+  PrintGuard(const PrintGuard&) = delete;
+  PrintGuard& operator=(const PrintGuard&) = delete;
+
+  /// The calling thread may print, too.
+  void allow_this_thread();
+
+  /// True if the calling thread may print. Otherwise the guard keeps `text`,
+  /// if it comes from the first such thread, for refused().
+  bool allows(const char* text, std::size_t size);
+
+  /// The text that a forbidden thread tried to print since the last call: the
+  /// beginning of the first line. Empty if there was none.
+  std::string refused();
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::thread::id> allowed_;
+  std::thread::id refused_thread_;  ///< the first one; none: no text so far
+  std::string refused_;
+  std::array<std::unique_ptr<GuardedBuffer>, 3> buffers_;
+  std::FILE* own_stdout_ = nullptr;
+  std::FILE* guarded_stdout_ = nullptr;
 };
 
 /// How many messages a cell may send.
@@ -72,8 +122,10 @@ class CellThread {
 
   /// Runs `work` on the thread of cells, and returns when it has ended. True if
   /// it returned; false if it crashed: then crash() describes how, and the
-  /// thread runs nothing more. `work` must not throw.
-  bool run(const std::function<void()>& work, const CellOutput& output);
+  /// thread runs nothing more. `work` must not throw. What it prints goes to
+  /// `print`, in the calling thread.
+  bool run(const std::function<void()>& work,
+           const OutputPipes::Receiver& print);
 
   const std::string& crash() const { return crash_; }
 
@@ -83,19 +135,20 @@ class CellThread {
   /// Text that other threads of the cell tried to print; may be empty.
   std::string refused_text() { return guard_.refused(); }
 
-  /// For a cell: passes the request to the main thread and waits until it is
-  /// done. Does nothing when no cell runs, and refuses other threads.
-  void show(const DisplayRequest& request);
+  /// For a cell: has the main thread call `send`, which shows something, and
+  /// waits until it is done. Does nothing when no cell runs, and refuses other
+  /// threads.
+  void show(const std::function<void()>& send);
 
  private:
   using Clock = std::chrono::steady_clock;
   enum class State { kIdle, kRunning, kDone };
 
   void serve();
-  void answer_show(const CellOutput& output);
+  void answer_show(const OutputPipes::Receiver& print);
   bool has_ended();
   void watch_interrupts(std::optional<Clock::time_point>& patient_until,
-                        const CellOutput& output);
+                        const OutputPipes::Receiver& print);
 
   OutputPipes pipes_;
   PrintGuard guard_;
@@ -109,7 +162,7 @@ class CellThread {
   State state_ = State::kIdle;
   bool stopping_ = false;
   std::function<void()> work_;
-  const DisplayRequest* shown_ = nullptr;
+  const std::function<void()>* shown_ = nullptr;
   std::thread thread_;
 };
 

@@ -18,50 +18,21 @@
 namespace shardbook::notebook {
 namespace {
 
-void write_all(int file, const std::string& text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const ssize_t n = write(file, text.data() + at, text.size() - at);
-    if (n < 0 && errno != EINTR) return;
-    if (n > 0) at += static_cast<std::size_t>(n);
-  }
-}
+/// Between what the work of a child says and the text that it returns.
+constexpr char kReturned = '\0';
 
-// The last byte of a child's answer: its work returned, or it left remarks.
-constexpr char kReturned = '\n';
-constexpr char kRemarked = '\0';
-
-// Data for a child that a signal ends.
-const std::string* child_remarks = nullptr;
-int child_answer = -1;
-
-/// Writes the remarks, then lets the signal end the child.
-void leave_remarks(int signal) {
-  ::signal(signal, SIG_DFL);
-  write_all(child_answer, *child_remarks);
-  write_all(child_answer, std::string(1, kRemarked));
-  raise(signal);
-}
+/// In a child: the end of the pipe to its parent.
+int to_parent = -1;
 
 /// Limits count the child's own CPU time: other programs may leave it little of
 /// the processor.
 [[noreturn]] void run_child(const std::function<std::string()>& work,
-                            const std::string& remarks, int answer,
                             int limit_s) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto seconds = static_cast<rlim_t>(limit_s);
   const rlimit limit{seconds, seconds + 1};
   setrlimit(RLIMIT_CPU, &limit);
-  child_remarks = &remarks;
-  child_answer = answer;
-  // The child also has the cell thread's signal stack.
-  struct sigaction action {};
-  action.sa_flags = SA_ONSTACK;
-  action.sa_handler = leave_remarks;
-  for (const int signal :
-       {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGPROF, SIGXCPU}) {
-    sigaction(signal, &action, nullptr);
-  }
-  write_all(answer, work() + kReturned);
+  tell_parent(kReturned + work());
   _exit(0);
 }
 
@@ -83,13 +54,20 @@ bool read_answer(int answer, std::string& text) {
 
 }  // namespace
 
+void tell_parent(const std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t n = write(to_parent, text.data() + at, text.size() - at);
+    if (n < 0 && errno != EINTR) return;
+    if (n > 0) at += static_cast<std::size_t>(n);
+  }
+}
+
 void limit_rest_of_child(int seconds) {
   const itimerval rest{{0, 0}, {seconds, 0}};
   setitimer(ITIMER_PROF, &rest, nullptr);
 }
 
-ChildResult in_child(const std::function<std::string()>& work,
-                     const std::string& remarks, int limit_s) {
+ChildResult in_child(const std::function<std::string()>& work, int limit_s) {
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) {
     return {.text = std::string("has no pipe: ") + std::strerror(errno)};
@@ -97,7 +75,8 @@ ChildResult in_child(const std::function<std::string()>& work,
   const pid_t child = fork();
   if (child == 0) {
     close(ends[0]);
-    run_child(work, remarks, ends[1], limit_s);
+    to_parent = ends[1];
+    run_child(work, limit_s);
   }
   close(ends[1]);
   if (child < 0) {
@@ -111,15 +90,15 @@ ChildResult in_child(const std::function<std::string()>& work,
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  const char last = answer.empty() ? kRemarked : answer.back();
-  if (!answer.empty()) answer.pop_back();
-  if (ended && last == kReturned && WIFEXITED(status)) {
-    return {.finished = true, .text = answer};
-  }
-  ChildResult result{.interrupted = is_interrupted() && !ended,
-                     .remarks = answer};
+  const std::size_t end = answer.find(kReturned);
+  ChildResult result{
+      .finished = ended && end != std::string::npos && WIFEXITED(status),
+      .interrupted = is_interrupted() && !ended,
+      .said = answer.substr(0, end)};
   const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  if (result.interrupted) {
+  if (result.finished) {
+    result.text = answer.substr(end + 1);
+  } else if (result.interrupted) {
     result.text = "was interrupted";
   } else if (!ended) {
     result.text = "waits for ever";

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -31,7 +32,8 @@
 namespace shardbook::notebook {
 namespace {
 
-/// A printer that appends the compiler's messages to a text.
+/// A printer that appends the compiler's messages to a text. In a copy of the
+/// process, it tells the parent as well.
 class Collector : private llvm::raw_string_ostream,
                   public clang::TextDiagnosticPrinter {
  public:
@@ -45,10 +47,11 @@ class Collector : private llvm::raw_string_ostream,
   /// a copy of the process that finds one gets two more seconds.
   void HandleDiagnostic(clang::DiagnosticsEngine::Level level,
                         const clang::Diagnostic& diagnostic) override {
+    const std::size_t begin = str().size();
     TextDiagnosticPrinter::HandleDiagnostic(level, diagnostic);
-    if (level >= clang::DiagnosticsEngine::Error && in_copy_) {
-      limit_rest_of_child(2);
-    }
+    if (!in_copy_) return;
+    tell_parent(str().substr(begin));
+    if (level >= clang::DiagnosticsEngine::Error) limit_rest_of_child(2);
   }
 
  private:
@@ -148,24 +151,12 @@ std::vector<std::string> words_of(const std::string& name) {
   return words;
 }
 
-/// The number of bytes of the separator (:: -> .) that ends a text.
-std::size_t separator_behind(std::string_view text) {
-  const std::string_view two =
-      text.substr(text.size() - std::min<std::size_t>(text.size(), 2));
-  if (two == "::" || two == "->") return 2;
-  return !text.empty() && text.back() == '.' ? 1 : 0;
-}
-
 /// The qualified name that ends a text, such as shardbook::Ten or x.sha.
 std::string last_name(std::string_view text) {
-  std::string_view before = text;
-  before.remove_suffix(last_word(text).size());
-  while (const std::size_t size = separator_behind(before)) {
-    const std::string_view rest = before.substr(0, before.size() - size);
-    if (last_word(rest).empty()) break;
-    before = rest.substr(0, rest.size() - last_word(rest).size());
-  }
-  return std::string(text.substr(before.size()));
+  static const std::regex name(R"((\w+(::|->|\.))*\w*$)");
+  std::cmatch found;
+  std::regex_search(text.data(), text.data() + text.size(), found, name);
+  return found.str();
 }
 
 /// The scope of names after `declaration::` or `declaration.`.
@@ -234,45 +225,41 @@ Compiler::Compiler(std::vector<std::string> arguments)
 
 Compiler::~Compiler() = default;
 
-/// Runs in the child: returns the mistakes, with E, L or W (a warning) first.
+constexpr char kMistake[] = "a mistake";
+
+/// Runs in the child: returns kMistake, or the symbols that are missing.
 std::string Compiler::compile_only(const std::string& code) {
   in_copy_ = true;
   auto unit = clang_->Parse(code);
-  if (!unit) {
-    llvm::consumeError(unit.takeError());
-    return "E" + diagnostics_;
+  if (unit) {
+    return unit->TheModule ? missing_symbols(*clang_, *unit->TheModule) : "";
   }
-  if (unit->TheModule) {
-    const std::string missing = missing_symbols(*clang_, *unit->TheModule);
-    if (!missing.empty()) return "L" + missing;
-  }
-  return "W" + diagnostics_;
+  llvm::consumeError(unit.takeError());
+  return kMistake;
 }
 
 void Compiler::run(const std::string& cell, const std::string& name) {
   const std::string code = "#line 1 \"" + name + "\"\n" + cell + "\n";
-  diagnostics_.clear();
-  const ChildResult check =
-      in_child([&] { return compile_only(code); }, diagnostics_);
+  const ChildResult check = in_child([&] { return compile_only(code); });
   if (check.interrupted) throw Interrupted{};
-  if (!check.finished && check.remarks.find("error:") != std::string::npos) {
-    throw CellError{"CompileError", tidy(check.remarks)};
-  }
+  const bool has_mistake = check.finished
+                               ? check.text == kMistake
+                               : check.said.find("error:") != std::string::npos;
+  if (has_mistake) throw CellError{"CompileError", tidy(check.said)};
   if (!check.finished) {
     throw CellError{"CompilerError",
                     "the compiler " + check.text +
                         " on this cell, so the cell did not run; write it in "
                         "another way"};
   }
-  const std::string said = check.text.substr(1);
-  if (check.text[0] == 'E') throw CellError{"CompileError", tidy(said)};
-  if (check.text[0] == 'L') {
-    throw CellError{"LinkError",
-                    "no library that this notebook has loaded defines:" + said +
-                        "\n#pragma cling load(\"...\") loads a library; the "
-                        "cell did not run"};
+  if (!check.text.empty()) {
+    throw CellError{
+        "LinkError",
+        "no library that this notebook has loaded defines:" + check.text +
+            "\n#pragma cling load(\"...\") loads a library; the "
+            "cell did not run"};
   }
-  if (!said.empty()) std::cerr << tidy(said) << std::endl;
+  if (!check.said.empty()) std::cerr << tidy(check.said) << std::endl;
 
   diagnostics_.clear();
   auto unit = clang_->Parse(code);
@@ -329,8 +316,7 @@ std::string Compiler::describe(const std::string& name) {
 
 std::string Compiler::description(std::string_view code) {
   const std::string name = last_name(code);
-  const ChildResult found =
-      in_child([&] { return describe(name); }, diagnostics_, kLimit_s);
+  const ChildResult found = in_child([&] { return describe(name); }, kLimit_s);
   return found.finished ? found.text : "";
 }
 
@@ -356,8 +342,8 @@ std::string Compiler::names_that_continue(const std::string& name) {
 
 std::vector<std::string> Compiler::completions(std::string_view code) {
   const std::string name = last_name(code);
-  const ChildResult found = in_child([&] { return names_that_continue(name); },
-                                     diagnostics_, kLimit_s);
+  const ChildResult found =
+      in_child([&] { return names_that_continue(name); }, kLimit_s);
   std::vector<std::string> names;
   std::istringstream lines(found.finished ? found.text : "");
   for (std::string line; std::getline(lines, line);) names.push_back(line);

@@ -29,39 +29,6 @@
 namespace shardbook::notebook {
 namespace {
 
-/// Answers Jupyter's requests; xeus speaks the protocol.
-class JupyterKernel : public XeusInterpreter {
- public:
-  explicit JupyterKernel(std::vector<std::string> clang_arguments);
-
-  /// For cells, on any thread: see CellThread::show().
-  static void show(const DisplayRequest& request);
-
- private:
-  void configure_impl() override {}
-  nl::json execute(int count, const std::string& code, bool silent) override;
-  nl::json complete_request_impl(const std::string& code, int cursor) override;
-  nl::json inspect_request_impl(const std::string& code, int cursor,
-                                int detail) override;
-  nl::json is_complete_request_impl(const std::string& code) override;
-  nl::json kernel_info_request_impl() override;
-  void shutdown_request_impl() override;
-
-  void run_cell(int count, const std::string& code);
-  void run_directives(const std::string& code, const std::string& name);
-  void run_on_cell_thread(const std::function<void()>& work, bool silent);
-  void try_on_cell_thread(const std::function<void()>& work);
-  CellOutput output(bool silent);
-  void publish_display(const DisplayRequest& request);
-
-  std::vector<std::string> library_folders_;
-  bool has_run_ = false;
-  CellThread thread_;
-  std::unique_ptr<Compiler> compiler_;  ///< used on the cell thread alone
-};
-
-JupyterKernel* the_kernel = nullptr;
-
 /// The type of the exception that is being handled.
 std::string current_exception_type() {
   const std::type_info* type = abi::__cxa_current_exception_type();
@@ -106,185 +73,184 @@ std::size_t end_of_word(std::string_view text, std::size_t at) {
   return at;
 }
 
-}  // namespace
+class JupyterKernel;
+JupyterKernel* the_kernel = nullptr;
 
-JupyterKernel::JupyterKernel(std::vector<std::string> clang_arguments) {
-  the_kernel = this;
-  run_on_cell_thread(
-      [&] { compiler_ = std::make_unique<Compiler>(clang_arguments); }, true);
-}
-
-void JupyterKernel::show(const DisplayRequest& request) {
-  if (the_kernel != nullptr) the_kernel->thread_.show(request);
-}
-
-CellOutput JupyterKernel::output(bool silent) {
-  return {[=, this](const char* name, const std::string& text) {
-            if (!silent) publish_stream(name, text);
-          },
-          [=, this](const DisplayRequest& request) {
-            if (!silent) publish_display(request);
-          }};
-}
-
-void JupyterKernel::publish_display(const DisplayRequest& request) {
-  if (request.kind == DisplayRequest::Kind::kClear) {
-    clear_output(request.wait);
-    return;
+/// Answers Jupyter's requests; xeus speaks the protocol.
+class JupyterKernel : public XeusInterpreter {
+ public:
+  explicit JupyterKernel(std::vector<std::string> clang_arguments) {
+    the_kernel = this;
+    run_on_cell_thread(
+        [&] { compiler_ = std::make_unique<Compiler>(clang_arguments); }, true);
   }
-  nl::json transient = nl::json::object();
-  if (!request.id.empty()) transient["display_id"] = request.id;
-  if (request.kind == DisplayRequest::Kind::kUpdate) {
-    update_display_data(request.bundle, nl::json::object(), transient);
-  } else {
-    display_data(request.bundle, nl::json::object(), transient);
-  }
-}
 
-/// Throws CellError, in this thread, as `work` failed in the other.
-void JupyterKernel::run_on_cell_thread(const std::function<void()>& work,
-                                       bool silent) {
-  std::optional<CellError> error;
-  const bool returned =
-      thread_.run([&] { error = failure_of(work); }, output(silent));
-  if (!returned) {
-    throw CellError{"Crash", "a cell has crashed (" + thread_.crash() +
-                                 "), and what it was doing is lost: restart "
-                                 "the kernel"};
+  /// For cells, on any thread: see CellThread::show().
+  void show(const std::function<void()>& send) {
+    thread_.show([&] {
+      if (!silent_) send();
+    });
   }
-  const std::string refused = thread_.refused_text();
-  if (!refused.empty()) {
-    const std::string text =
-        "a thread of this cell, such as a rank, printed \"" + refused +
-        "\", which is not shown: threads print in any order. Return the text "
-        "from the rank, and let the cell print it";
-    if (!error) throw CellError{"PrintError", text};
-    error->text += "\n" + text;
-  }
-  if (error) throw CellError(*error);
-}
 
-void JupyterKernel::run_directives(const std::string& code,
-                                   const std::string& name) {
-  const Directives directives = directives_of(code);
-  if (!directives.error.empty()) {
-    throw CellError{"PragmaError", directives.error};
+ private:
+  void configure_impl() override {}
+
+  nl::json execute(int count, const std::string& code, bool silent) override {
+    // xeus prints its version when it starts.
+    if (!has_run_) thread_.drop_output();
+    has_run_ = true;
+    try {
+      run_on_cell_thread([&] { run_cell(count, code); }, silent);
+    } catch (const CellError& error) {
+      const std::vector<std::string> trace = {"\x1b[31m" + error.name +
+                                              "\x1b[0m: " + error.text};
+      publish_execution_error(error.name, error.text, trace);
+      // create_error_reply() of xeus 2 swaps the name and the text.
+      return {{"status", "error"},
+              {"ename", error.name},
+              {"evalue", error.text},
+              {"traceback", trace}};
+    }
+    return xeus::create_successful_reply();
   }
-  for (const Directive& directive : directives.list) {
-    const std::string& value = directive.value;
-    if (directive.verb == "add_include_path") {
-      compiler_->add_include_path(value);
-    } else if (directive.verb == "add_library_path") {
-      library_folders_.push_back(value);
-    } else if (const auto file = find_library(value, library_folders_);
-               !file.empty()) {
-      compiler_->load(file);
-    } else {
-      throw CellError{
-          "LoadError",
-          "load(\"" + value + "\"): there is no such library" +
-              (library_folders_.empty()
-                   ? "; add_library_path(\"...\") tells where to look"
-                   : " in " + library_folders_.back()) +
-              "; ./shardbook notebook builds the book's libraries"};
+
+  nl::json complete_request_impl(const std::string& code, int cursor) override {
+    const std::string before = code.substr(0, byte_of(code, cursor));
+    // A character of a word is a byte
+    const int begin = cursor - static_cast<int>(last_word(before).size());
+    std::vector<std::string> names;
+    try_on_cell_thread([&] { names = compiler_->completions(before); });
+    return xeus::create_complete_reply(names, begin, cursor);
+  }
+
+  nl::json inspect_request_impl(const std::string& code, int cursor,
+                                int) override {
+    const std::string to_end =
+        code.substr(0, end_of_word(code, byte_of(code, cursor)));
+    std::string text;
+    try_on_cell_thread([&] { text = compiler_->description(to_end); });
+    if (text.empty()) return xeus::create_inspect_reply();
+    return xeus::create_inspect_reply(true, {{"text/plain", text}});
+  }
+
+  nl::json is_complete_request_impl(const std::string& code) override {
+    return xeus::create_is_complete_reply(completeness_of(code));
+  }
+
+  nl::json kernel_info_request_impl() override {
+    return xeus::create_info_reply(
+        "5.3", "shardbook", "0.1.0", "C++", "17", "text/x-c++src", ".cpp",
+        "cpp", "text/x-c++src", "", "C++17 cells, as in xeus-cling");
+  }
+
+  void shutdown_request_impl() override {
+    // The globals of cells are destroyed on the thread that made them. Where it
+    // has crashed, there is nothing left to destroy.
+    try_on_cell_thread([&] { compiler_.reset(); });
+  }
+
+  void run_cell(int count, const std::string& code) {
+    const std::string name = "cell " + std::to_string(count);
+    const CellOutline outline = outline_of(code);
+    if (outline.kind == CellKind::kRefused) {
+      throw CellError{"GrammarError", name + ", line " +
+                                          std::to_string(outline.line) + ": " +
+                                          outline.reason};
+    }
+    if (outline.kind == CellKind::kDirectives) {
+      run_directives(code, name);
+    } else if (outline.kind != CellKind::kEmpty) {
+      compiler_->run(code, name);
     }
   }
-  if (directives.rest.find('#') != std::string::npos) {
-    compiler_->run(directives.rest, name);
+
+  void run_directives(const std::string& code, const std::string& name) {
+    const Directives directives = directives_of(code);
+    if (!directives.error.empty()) {
+      throw CellError{"PragmaError", directives.error};
+    }
+    for (const Directive& directive : directives.list) {
+      const std::string& value = directive.value;
+      if (directive.verb == "add_include_path") {
+        compiler_->add_include_path(value);
+      } else if (directive.verb == "add_library_path") {
+        library_folders_.push_back(value);
+      } else if (const auto file = find_library(value, library_folders_);
+                 !file.empty()) {
+        compiler_->load(file);
+      } else {
+        throw CellError{
+            "LoadError",
+            "load(\"" + value + "\"): there is no such library" +
+                (library_folders_.empty()
+                     ? "; add_library_path(\"...\") tells where to look"
+                     : " in " + library_folders_.back()) +
+                "; ./shardbook notebook builds the book's libraries"};
+      }
+    }
+    if (directives.rest.find('#') != std::string::npos) {
+      compiler_->run(directives.rest, name);
+    }
   }
-}
 
-void JupyterKernel::run_cell(int count, const std::string& code) {
-  const std::string name = "cell " + std::to_string(count);
-  const CellOutline outline = outline_of(code);
-  if (outline.kind == CellKind::kRefused) {
-    throw CellError{"GrammarError", name + ", line " +
-                                        std::to_string(outline.line) + ": " +
-                                        outline.reason};
+  /// Throws CellError, in this thread, as `work` failed in the other.
+  void run_on_cell_thread(const std::function<void()>& work, bool silent) {
+    silent_ = silent;
+    std::optional<CellError> error;
+    const bool returned =
+        thread_.run([&] { error = failure_of(work); },
+                    [&](const char* name, const std::string& text) {
+                      if (!silent) publish_stream(name, text);
+                    });
+    if (!returned) {
+      throw CellError{"Crash", "a cell has crashed (" + thread_.crash() +
+                                   "), and what it was doing is lost: restart "
+                                   "the kernel"};
+    }
+    const std::string refused = thread_.refused_text();
+    if (!refused.empty()) {
+      const std::string text =
+          "a thread of this cell, such as a rank, printed \"" + refused +
+          "\", which is not shown: threads print in any order. Return the text "
+          "from the rank, and let the cell print it";
+      if (!error) throw CellError{"PrintError", text};
+      error->text += "\n" + text;
+    }
+    if (error) throw CellError(*error);
   }
-  if (outline.kind == CellKind::kDirectives) {
-    run_directives(code, name);
-  } else if (outline.kind != CellKind::kEmpty) {
-    compiler_->run(code, name);
+
+  /// Without what `work` looks up, the front end shows nothing.
+  void try_on_cell_thread(const std::function<void()>& work) {
+    try {
+      run_on_cell_thread(work, true);
+    } catch (const CellError&) {
+    }
   }
-}
 
-nl::json JupyterKernel::execute(int count, const std::string& code,
-                                bool silent) {
-  // xeus prints its version when it starts.
-  if (!has_run_) thread_.drop_output();
-  has_run_ = true;
-  try {
-    run_on_cell_thread([&] { run_cell(count, code); }, silent);
-  } catch (const CellError& error) {
-    const std::vector<std::string> trace = {"\x1b[31m" + error.name +
-                                            "\x1b[0m: " + error.text};
-    publish_execution_error(error.name, error.text, trace);
-    // create_error_reply() of xeus 2 swaps the name and the text.
-    return {{"status", "error"},
-            {"ename", error.name},
-            {"evalue", error.text},
-            {"traceback", trace}};
-  }
-  return xeus::create_successful_reply();
-}
+  std::vector<std::string> library_folders_;
+  bool has_run_ = false;
+  bool silent_ = false;  ///< what runs now shows nothing
+  CellThread thread_;
+  std::unique_ptr<Compiler> compiler_;  ///< used on the cell thread alone
+};
 
-/// Without what `work` looks up, the front end shows nothing.
-void JupyterKernel::try_on_cell_thread(const std::function<void()>& work) {
-  try {
-    run_on_cell_thread(work, true);
-  } catch (const CellError&) {
-  }
-}
-
-nl::json JupyterKernel::complete_request_impl(const std::string& code,
-                                              int cursor) {
-  const std::string before = code.substr(0, byte_of(code, cursor));
-  // A character of a word is a byte
-  const int begin = cursor - static_cast<int>(last_word(before).size());
-  std::vector<std::string> names;
-  try_on_cell_thread([&] { names = compiler_->completions(before); });
-  return xeus::create_complete_reply(names, begin, cursor);
-}
-
-nl::json JupyterKernel::inspect_request_impl(const std::string& code,
-                                             int cursor, int) {
-  const std::string to_end =
-      code.substr(0, end_of_word(code, byte_of(code, cursor)));
-  std::string text;
-  try_on_cell_thread([&] { text = compiler_->description(to_end); });
-  if (text.empty()) return xeus::create_inspect_reply();
-  return xeus::create_inspect_reply(true, {{"text/plain", text}});
-}
-
-nl::json JupyterKernel::is_complete_request_impl(const std::string& code) {
-  return xeus::create_is_complete_reply(completeness_of(code));
-}
-
-nl::json JupyterKernel::kernel_info_request_impl() {
-  return xeus::create_info_reply(
-      "5.3", "shardbook", "0.1.0", "C++", "17", "text/x-c++src", ".cpp", "cpp",
-      "text/x-c++src", "", "C++17 cells, as in xeus-cling");
-}
-
-void JupyterKernel::shutdown_request_impl() {
-  // The globals of cells are destroyed on the thread that made them. Where it
-  // has crashed, there is nothing left to destroy.
-  try_on_cell_thread([&] { compiler_.reset(); });
-}
+}  // namespace
 
 // ---- Called by cells: xcpp/xdisplay.hpp
 
 void display_bundle(const nl::json& bundle, const std::string& id,
                     bool update) {
-  using Kind = DisplayRequest::Kind;
-  JupyterKernel::show({.kind = update ? Kind::kUpdate : Kind::kDisplay,
-                       .bundle = bundle,
-                       .id = id});
+  the_kernel->show([&] {
+    nl::json transient = nl::json::object();
+    if (!id.empty()) transient["display_id"] = id;
+    const auto send = update ? &JupyterKernel::update_display_data
+                             : &JupyterKernel::display_data;
+    (the_kernel->*send)(bundle, nl::json::object(), transient);
+  });
 }
 
 void clear_display(bool wait) {
-  JupyterKernel::show({.kind = DisplayRequest::Kind::kClear, .wait = wait});
+  the_kernel->show([&] { the_kernel->clear_output(wait); });
 }
 
 }  // namespace shardbook::notebook

@@ -53,11 +53,7 @@ class XeusInterpreter : public xeus::xinterpreter {
 /// shows a kernel that is busy forever after a restart.
 class XeusServer : public xeus::xserver_zmq {
  public:
-#if XEUS_VERSION_MAJOR < 3
-  using Context = zmq::context_t;
-#else
-  using Context = xeus::xcontext;
-#endif
+  template <typename Context>
   XeusServer(Context& context, const xeus::xconfiguration& configuration,
              nl::json::error_handler_t on_bad_text)
       : xserver_zmq(context, configuration, on_bad_text) {}
@@ -108,6 +104,8 @@ inline std::unique_ptr<xeus::xserver> make_xeus_server(
   return std::make_unique<XeusServer>(context, configuration, on_bad_text);
 #endif
 }
+#else
+inline constexpr auto* make_xeus_server = xeus::make_xserver_default;
 #endif
 
 inline std::unique_ptr<xeus::xkernel> make_kernel(
@@ -115,19 +113,13 @@ inline std::unique_ptr<xeus::xkernel> make_kernel(
     std::unique_ptr<xeus::xinterpreter> interpreter) {
 #if XEUS_VERSION_MAJOR < 3
   auto context = xeus::make_context<zmq::context_t>();
-  const auto make_server = make_xeus_server;
 #else
   auto context = xeus::make_zmq_context();
-#if XEUS_VERSION_MAJOR < 5
-  const auto make_server = xeus::make_xserver_default;
-#else
-  const auto make_server = make_xeus_server;
-#endif
 #endif
   // Cells print bytes, which may be no UTF-8.
   return std::make_unique<xeus::xkernel>(
       xeus::load_configuration(connection_file), xeus::get_user_name(),
-      std::move(context), std::move(interpreter), make_server,
+      std::move(context), std::move(interpreter), make_xeus_server,
       xeus::make_in_memory_history_manager(), nullptr, xeus::make_null_debugger,
       nl::json::object(), nl::json::error_handler_t::replace);
 }

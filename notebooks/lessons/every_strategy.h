@@ -303,19 +303,21 @@ inline double most_bytes(const Row& row) {
          row.steps;
 }
 
-using Kinds = std::vector<MemoryKind>;
-inline const Kinds kKinds = {MemoryKind::kParameter, MemoryKind::kGradient,
-                             MemoryKind::kOptimizerState,
-                             MemoryKind::kActivation};
+inline const std::vector<MemoryKind> kKinds = {
+    MemoryKind::kParameter, MemoryKind::kGradient, MemoryKind::kOptimizerState,
+    MemoryKind::kActivation};
 
-/// The sum of the peaks of some kinds, on the fullest rank.
-inline double most_memory(const Report& report, const Kinds& kinds = kKinds) {
-  return most_of(report, [&](const RankReport& rank) {
+/// The sum of the peaks of these kinds, on the fullest rank.
+inline double most_memory(const Row& row) {
+  return most_of(row.report, [](const RankReport& rank) {
     double sum = 0;
-    for (const MemoryKind kind : kinds) sum += peak_of(rank, kind);
+    for (const MemoryKind kind : kKinds) sum += peak_of(rank, kind);
     return sum;
   });
 }
+
+/// Virtual time of a step.
+inline double seconds(const Row& row) { return step_s(row.report); }
 
 // --- Pictures and tables -----------------------------------------------------
 
@@ -330,30 +332,14 @@ inline Picture numbers(const std::vector<Row>& all) {
       });
 }
 
-inline Picture bytes_bars(const std::string& title,
-                          const std::vector<Row>& all) {
-  const auto bar_of = [](const Row& row) {
-    return Bar{row.name, most_bytes(row)};
-  };
-  return bars(title, mapped(all, bar_of), {"MiB", 1 << 20}, "comm");
-}
-
-inline Picture memory_bars(const std::string& title,
-                           const std::vector<Row>& all) {
-  const auto bar_of = [](const Row& row) {
-    return Bar{row.name, most_memory(row.report)};
-  };
-  return bars(title, mapped(all, bar_of), {"MiB", 1 << 20}, "space");
-}
-
-inline Picture step_bars(const std::string& title,
-                         const std::vector<Row>& all) {
-  const auto bar_of = [](const Row& row) {
+/// A bar for each strategy: of(row).
+template <typename Of>
+std::vector<Bar> bars_of(const std::vector<Row>& all, const Of& of) {
+  return mapped(all, [&](const Row& row) {
     const std::string ranks =
         row.ranks == 1 ? "" : joined(", ", row.ranks, " ranks");
-    return Bar{row.name + ranks, step_s(row.report)};
-  };
-  return bars(title, mapped(all, bar_of), {"ms", 1e-3}, "time");
+    return Bar{row.name + ranks, of(row)};
+  });
 }
 
 /// By kind, of the fullest rank of each strategy.
@@ -363,7 +349,9 @@ inline Picture memory_table(const std::vector<Row>& all) {
       [](const Row& row) {
         Cells line = {row.name};
         for (const MemoryKind kind : kKinds) {
-          const double bytes = most_memory(row.report, {kind});
+          const double bytes = most_of(row.report, [&](const RankReport& rank) {
+            return peak_of(rank, kind);
+          });
           line.push_back(fixed(bytes / (1 << 20), 2) + " MiB");
         }
         return line;
@@ -375,11 +363,10 @@ inline Picture costs(const std::vector<Row>& all) {
   return table_of(
       {"strategy", "ranks", "step", "speed-up", "idle", "sent", "memory"}, all,
       [&](const Row& row) {
-        const double seconds = step_s(row.report);
-        return cells(row.name, row.ranks, ms(seconds, 0),
-                     fixed(step_s(all[0].report) / seconds, 2),
+        return cells(row.name, row.ranks, ms(seconds(row), 0),
+                     fixed(seconds(all[0]) / seconds(row), 2),
                      percent(idle_share(row.report), 0),
-                     gib(most_bytes(row), 2), gib(most_memory(row.report), 2));
+                     gib(most_bytes(row), 2), gib(most_memory(row), 2));
       });
 }
 
@@ -389,12 +376,12 @@ inline Picture costs(const std::vector<Row>& all) {
 inline bool is_fastest(const std::vector<Row>& all, const std::string& name,
                        double gibibytes) {
   const auto fits = [&](const Row& row) {
-    return row.ranks == 4 && most_memory(row.report) < gibibytes * (1 << 30);
+    return row.ranks == 4 && most_memory(row) < gibibytes * (1 << 30);
   };
   const Row& mine = row_of(all, name);
   if (mine.name != name || !fits(mine)) return false;
   return std::none_of(all.begin(), all.end(), [&](const Row& row) {
-    return fits(row) && step_s(row.report) < step_s(mine.report);
+    return fits(row) && seconds(row) < seconds(mine);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -13,13 +14,9 @@
 #include "chapters/13_moe/dispatch.h"
 #include "chapters/13_moe/gate.h"
 #include "chapters/13_moe/load.h"
-#include "chapters/13_moe/moe_strategy.h"
-#include "chapters/common/run/program.h"
 #include "chapters/programs/programs.h"
-#include "comm/device_mesh.h"
 #include "core/ops.h"
 #include "notebooks/lessons.h"
-#include "notebooks/live_ranks.h"
 
 namespace notes {
 
@@ -198,42 +195,20 @@ inline Picture gradients(const std::vector<double>& after_backward,
 inline const std::string kSmall =
     "13_moe --dtype f64 --world-size 4 --batch 8" + kNano;
 
-/// The report, and the choices that each expert has got.
-struct Training {
-  Report report = {};
-  moe::Loads loads = {};
-};
-
-/// A chapter's line.
-inline Training train(const std::string& line) {
-  moe::StrategyOptions setup;
-  const Options options = options_of(line, setup);
-  Training result;
-  ChapterRun chapter;
-  chapter.rank = [&](const Options& options, ProcessGroup& world, Run& run) {
-    DeviceMesh mesh(world,
-                    moe::expert_topology(moe::group_sizes(options, setup)));
-    moe::MoeStrategy strategy(options, setup, mesh);
-    run.train(options, strategy);
-    const moe::Loads loads = strategy.global_loads();
-    if (world.rank() == 0) result.loads = loads;
-  };
-  chapter.reference = [&](const Options& options) {
-    return moe::train_reference(options, setup);
-  };
-  result.report = run_and_compare(options, chapter);
-  return result;
+/// The choices that each expert has got, by layer.
+inline moe::Loads loads_of(const Report& report) {
+  return nl::json::parse(report.more.at(0).second).get<moe::Loads>();
 }
 
 /// The largest load of an expert, on average over the layers, for several
 /// factors of the balancing loss.
 inline Picture busiest_loads(const std::vector<double>& coefficients) {
   const auto bar_of = [](double coefficient) {
-    const Training training = train(joined(
-        kSmall, " --steps 30 --no-check --aux-coefficient ", coefficient));
+    const moe::Loads loads = loads_of(run(joined(
+        kSmall, " --steps 30 --no-check --aux-coefficient ", coefficient)));
     double load = 0;
-    for (const auto& [layer, counts] : training.loads) {
-      load += busiest(counts) / static_cast<double>(training.loads.size());
+    for (const auto& [layer, counts] : loads) {
+      load += busiest(counts) / static_cast<double>(loads.size());
     }
     return Bar{"coefficient " + fixed(coefficient, 2), load};
   };
@@ -256,22 +231,6 @@ inline Picture exposed_shares(const std::vector<double>& widths) {
 }
 
 // --- Answers -----------------------------------------------------------------
-
-/// Bytes of all-to-alls that rank 0 sends in the first step.
-inline double counted_bytes(ProcessGroup& world) {
-  moe::StrategyOptions setup;
-  const Options options = options_of(kSmall, setup);
-  DeviceMesh mesh(world,
-                  moe::expert_topology(moe::group_sizes(options, setup)));
-  moe::MoeStrategy strategy(options, setup, mesh);
-  world.clear_records();
-  strategy.step(0);
-  double bytes = 0;
-  for (const CommRecord& record : world.records()) {
-    if (record.op == CommOp::kAllToAll) bytes += wire_bytes(record);
-  }
-  return bytes;
-}
 
 inline double slots() {
   moe::GateOptions options = gate_options(8, 2, 1.25);

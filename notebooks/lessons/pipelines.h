@@ -24,6 +24,7 @@
 #include "comm/device_mesh.h"
 #include "notebooks/lessons.h"
 #include "notebooks/live_ranks.h"
+#include "sim/timeline_step.h"
 
 namespace notes {
 
@@ -320,31 +321,19 @@ inline Picture counted(const Buckets& ranks, int tp) {
 
 // --- 3D: runs ----------------------------------------------------------------
 
-/// The ledger of this rank for one step.
-inline std::vector<CommRecord> calls_of_step(ProcessGroup& world,
-                                             const std::string& line) {
-  hybrid::HybridOptions setup;
-  const Options options = options_of(line, setup);
-  hybrid::check_legal(options, setup);
-  DeviceMesh mesh(world, hybrid::topology_of(setup));
-  const auto strategy = hybrid::make_strategy(options, setup, mesh);
-  world.clear_records();
-  strategy->step(0);
-  return world.records();
-}
-
-inline Picture bytes_by_group(const std::vector<CommRecord>& records) {
+/// What rank 0 sends in the last step.
+inline Picture bytes_by_group(const Report& report) {
   std::vector<Bar> all;
-  for (const CommRecord& record : records) {
-    const double bytes = wire_bytes(record);
-    if (bytes == 0) continue;
+  for (const sim::TimelineEvent& event :
+       sim::last_step(report.timelines).groups[0].timeline.events) {
+    if (event.category != "comm" || event.bytes == 0) continue;
+    // Queues are "comm tp", "send pp"
+    const std::string group = event.queue.substr(event.queue.find(' ') + 1);
     auto place = std::find_if(all.begin(), all.end(), [&](const Bar& bar) {
-      return bar.name == record.group;
+      return bar.name == group;
     });
-    if (place == all.end()) {
-      place = all.insert(all.end(), {record.group, 0, 0, ""});
-    }
-    place->value += bytes;
+    if (place == all.end()) place = all.insert(all.end(), {group, 0, 0, ""});
+    place->value += event.bytes;
   }
   return bars("Tensor parallelism sends the most", all, {"KiB", 1024}, "comm");
 }
