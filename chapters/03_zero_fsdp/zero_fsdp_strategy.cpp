@@ -7,7 +7,6 @@
 
 #include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
-#include "chapters/03_zero_fsdp/zero/zero_time.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -103,18 +102,15 @@ FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
   const int d = setup.sharding_strategy == "hybrid_shard"
                     ? std::max(setup.fsdp.shard_size, 1)
                     : options.world_size;
-  std::vector<Shape> shapes;
-  for (const Tensor& p :
-       make_model(model_config(options), init)->parameters()) {
-    shapes.push_back(p.shape());
-  }
-  const fsdp::ShardLayout layout = fsdp::row_layout(shapes, d);
+  const auto model = make_model(model_config(options), init);
+  const zero::ShardLayout layout =
+      zero::row_layout(zero::shapes_of(model->named_parameters()), d);
   std::map<std::vector<std::int64_t>, int> classes;
   std::vector<int> class_of;
   for (int rank = 0; rank < d; ++rank) {
     std::vector<std::int64_t> numels;
     for (std::size_t i = 0; i < layout.size(); ++i) {
-      numels.push_back(layout.piece(i, rank).numel());
+      numels.push_back(layout.part(i, rank).numel);
     }
     const auto next = static_cast<int>(classes.size());
     class_of.push_back(classes.emplace(numels, next).first->second);
@@ -219,9 +215,8 @@ std::vector<Bill> ZeroFsdpStrategy::bills() {
                             static_cast<double>(options_.batch) / dp_.size() /
                                 static_cast<double>(setup_.micro_batches),
                             setup_.recompute);
-  bill.step_s = zero_
-                    ? zero::step_s(*zero_, model, plan.steps, plan.micro_steps)
-                    : fsdp::step_s(*fsdp_, plan, model);
+  bill.step_s = zero_ ? zero_->step_s(model, plan.steps, plan.micro_steps)
+                      : fsdp::step_s(*fsdp_, plan, model);
   return {bill};
 }
 

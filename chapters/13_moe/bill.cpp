@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/shard_layout.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/run/textbook.h"
@@ -21,7 +21,8 @@ int replicas(const MoeOptions& moe, const BillSizes& sizes) {
 double padded(double numel, int ranks) {
   const auto n = static_cast<std::int64_t>(numel);
   return static_cast<double>(
-      zero::flat_layout({n}, ranks, zero::ZeroOptions().alignment).padded);
+      zero::flat_layout({{n}}, ranks, zero::ZeroOptions().alignment)
+          .full_numel());
 }
 
 /// A rank's piece of a micro-batch.

@@ -130,8 +130,8 @@ sharded("zero/zero.cpp", "part.shard_begin != end", "part.shard_begin < end",
         "ZeroOptions.Neighbours*")
 sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
-sharded("zero/zero12.cpp", "flat_layout(group.numels, group_.size(), options_.alignment,",
-        "flat_layout(group.numels, group_.size(), 2,", "ZeroOptions.*")
+sharded("zero/zero12.cpp", "options_.alignment, options_.round_robin_gradients);",
+        "2, options_.round_robin_gradients);", "ZeroOptions.*")
 sharded("zero/zero.cpp",
         "finish_bringing_back();\n  publish(/*with_frozen=*/true);",
         "finish_bringing_back();\n  publish(/*with_frozen=*/false);",
@@ -162,9 +162,9 @@ sharded("zero/zero_buckets.cpp",
         "if (buckets.empty() || filled + numel > bucket_size) {",
         "if (buckets.empty() || filled + numel >= bucket_size) {",
         "ZeroBuckets.*")
-sharded("flat_buffer.cpp",
-        "layout.padded = rounded_up(layout.numel, alignment * ranks);",
-        "layout.padded = rounded_up(layout.numel, ranks);", "ZeroLayout.*")
+sharded("shard_layout.cpp",
+        "const std::int64_t multiple = alignment * ranks;",
+        "const std::int64_t multiple = ranks;", "ZeroLayout.*")
 sharded("zero/zero3_runtime.cpp", "const double share = 1.0 / group_.size();",
         "const double share = 1.0;", "ZeroTrap.*")
 sharded("zero/fetches.cpp",
@@ -355,7 +355,7 @@ step_of["03_zero_fsdp"](
     "zero_fsdp_step_time.cpp", "model.layer_backward, before + next)",
     "model.layer_backward, std::max(before, next))", "*TextbookSharded.*")
 step_of["03_zero_fsdp"](
-    "zero/zero_time.cpp", "(options.stage == 1 ? 1 : micro_steps) * reduce",
+    "zero/zero_bill.cpp", "(options_.stage == 1 ? 1 : micro) * reduce",
     "reduce", "*TextbookSharded.*")
 sharded("zero/zero_bill.cpp", ": stage == 1   ? whole * bytes.gradient",
         ": stage <= 2   ? whole * bytes.gradient", "ZeroFsdpBill.Few*")

@@ -42,16 +42,16 @@ std::vector<StatePart> parts_of(const FlatParameter& unit,
       trained.size() == 1 && trained[0].tensor.is_same(unit.shard());
   std::vector<StatePart> parts;
   for (std::size_t i = 0; i < unit.names().size(); ++i) {
-    const Piece piece = unit.layout().piece(i, unit.shard_rank());
+    const OwnedPart own = unit.own_part(i);
     StatePart& part = parts.emplace_back();
     part.name = unit.names()[i];
     part.whole = unit.layout().shapes[i];
-    part.begin = piece.begin;
-    part.values = part_of(unit.shard(), piece.shard_offset, piece.numel());
+    part.begin = own.begin;
+    part.values = own.of_shard(unit.shard());
     if (optimizer == nullptr || !unit.leaves()[i].requires_grad()) continue;
     part.optimizer = optimizer;
     part.slot = is_flat ? first : first++;
-    part.slot_begin = is_flat ? piece.shard_offset : 0;
+    part.slot_begin = is_flat ? own.shard_begin : 0;
   }
   return parts;
 }
@@ -69,10 +69,9 @@ Tensor packed_state(const FlatParameter& unit,
       MemoryScope kind(MemoryKind::kOptimizerState);
       packed = Tensor::zeros(unit.shard().shape(), slot.state[which].options());
     }
-    const Piece piece = unit.layout().piece(i, unit.shard_rank());
-    part_of(packed, piece.shard_offset, piece.numel())
-        .copy_from(
-            part_of(slot.state[which], parts[i].slot_begin, piece.numel()));
+    const OwnedPart own = unit.own_part(i);
+    own.of_shard(packed).copy_from(
+        slot.state[which].flat_view(parts[i].slot_begin, {own.numel}));
   }
   return packed;
 }
@@ -155,9 +154,10 @@ void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
         const std::int64_t end =
             std::min(own_end, piece->begin + piece->values.numel());
         if (piece->begin > covered || end <= covered) continue;
-        part_of(own.values, covered - own.begin, end - covered)
+        const Shape overlap{end - covered};
+        own.values.flat_view(covered - own.begin, overlap)
             .copy_from(
-                part_of(piece->values, covered - piece->begin, end - covered));
+                piece->values.flat_view(covered - piece->begin, overlap));
         covered = end;
       }
       SB_CHECK(covered >= own_end, "fsdp: the state has no element ", covered,
@@ -250,7 +250,7 @@ void load_full_optim_state_dict(
         for (const StateField& own : fields_of(part)) {
           if (own.name != whole.name) continue;
           own.values.copy_from(
-              part_of(whole.tensor, part.begin, own.values.numel()));
+              whole.tensor.flat_view(part.begin, {own.values.numel()}));
         }
       }
     }

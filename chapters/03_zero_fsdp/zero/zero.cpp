@@ -82,8 +82,6 @@ std::vector<ZeroOptimizer::ShardGroup> ZeroOptimizer::group_parameters(
       found = std::prev(groups.end());
     }
     found->parameters.push_back(entry);
-    found->shapes.push_back(entry.tensor.shape());
-    found->numels.push_back(entry.tensor.numel());
   }
   std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) {
     return a.is_trained > b.is_trained;
@@ -137,6 +135,11 @@ std::int64_t ZeroOptimizer::shard_numel() const {
   return numel;
 }
 
+double ZeroOptimizer::predicted_load_bytes() const {
+  const double d = group_.size();
+  return (d - 1) / d * published_bytes();
+}
+
 // --- The step ----------------------------------------------------------------
 
 std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
@@ -149,11 +152,9 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
   std::vector<NamedTensor> own;
   for (const ShardGroup& group : groups_) {
     if (!group.is_trained) continue;
-    for (const OwnedPart& part : group.parts) {
-      if (part.owner != group_.rank() || part.numel == 0) continue;
+    for (const OwnedPart& part : group.layout.parts_of_rank(group_.rank())) {
       own.push_back(
-          {group.parameters[static_cast<std::size_t>(part.parameter)].name,
-           group.grad.flat_view(part.shard_begin, {part.numel})});
+          {group.parameters[part.parameter].name, part.of_shard(group.grad)});
     }
   }
   return own;
@@ -187,11 +188,9 @@ std::array<double, 2> ZeroOptimizer::sums_of_squares(
       sums[which] +=
           shardbook::sum_of_squares(group.grad.flat_view(begin, {end - begin}));
     };
-    for (const OwnedPart& part : group.parts) {
-      if (part.owner != group_.rank() || part.numel == 0) continue;
-      const NamedTensor& parameter =
-          group.parameters[static_cast<std::size_t>(part.parameter)];
-      const std::size_t own = is_second(parameter.name) ? 1 : 0;
+    for (const OwnedPart& part : group.layout.parts_of_rank(group_.rank())) {
+      const std::size_t own =
+          is_second(group.parameters[part.parameter].name) ? 1 : 0;
       if (own != which || part.shard_begin != end) {
         add();
         begin = part.shard_begin;

@@ -42,18 +42,25 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/shard_layout.h"
 #include "chapters/03_zero_fsdp/zero/zero_offload.h"
 #include "chapters/03_zero_fsdp/zero/zero_options.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/optim.h"
 
 namespace shardbook::zero {
+
+/// Seconds to all-reduce the loss (may overlap the last backward) and the norm.
+struct Sums {
+  double loss_s = 0, norm_s = 0;
+};
 
 class ZeroOptimizer {
  public:
@@ -111,7 +118,15 @@ class ZeroOptimizer {
                                  std::int64_t micro_steps) const = 0;
   /// Bytes that this rank sends after a checkpoint is loaded: it publishes its
   /// parameters, as after a step.
-  virtual double predicted_load_bytes() const = 0;
+  double predicted_load_bytes() const;
+  /// Bytes of the parameters that are then whole on every rank, padded.
+  virtual double published_bytes() const = 0;
+  /// Seconds on the cluster `textbook`, as a closed form, of the last of `steps`
+  /// steps, with micro-steps of `model`. Not predicted under offload, for stages 1
+  /// and 2 with several buckets, and if stage 3 keeps only some of its layers.
+  /// Without `sums`, both run over the ranks of this object.
+  double step_s(const textbook::ModelTimes& model, std::int64_t steps,
+                std::int64_t micro_steps, std::optional<Sums> sums = {}) const;
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
 
@@ -132,10 +147,7 @@ class ZeroOptimizer {
   struct ShardGroup {
     bool is_trained = true;
     std::vector<NamedTensor> parameters;
-    std::vector<Shape> shapes;
-    std::vector<std::int64_t> numels;
-    /// All ranks' parts; `parameter` is an index into `parameters`.
-    std::vector<OwnedPart> parts;
+    ShardLayout layout;
     Tensor shard;  ///< [S], this rank's parameters; updated here
     Tensor grad;   ///< [S] of shard_dtype(), trained groups only; padding is
                    ///< zero
@@ -163,6 +175,9 @@ class ZeroOptimizer {
   /// The device of the optimizer's shards, or the host.
   const Device& optimizer_device() const;
 
+  /// step_s on the device.
+  virtual double time_of(const textbook::ModelTimes& model, std::int64_t steps,
+                         std::int64_t micro_steps, const Sums& sums) const = 0;
   /// Called before an update: brings the last reductions into `grad`.
   virtual void finish_gradients() = 0;
   /// Called after an update (or a load, which changes frozen ones, too): sends

@@ -26,11 +26,10 @@ ZeroStage12::ZeroStage12(Module& module, ProcessGroup& group,
   slots_.resize(groups_.size());
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     for (const NamedTensor& entry : groups_[i].parameters) {
-      Slot& slot = slots_[i].emplace_back();
-      slot.parameter = entry.tensor;
-      const auto parameter = static_cast<int>(slots_[i].size()) - 1;
-      slot.hook_key = entry.tensor.add_accumulate_hook(
+      const std::size_t parameter = slots_[i].size();
+      const int key = entry.tensor.add_accumulate_hook(
           [this, i, parameter](Tensor&) { on_gradient(i, parameter); });
+      slots_[i].push_back({entry.tensor, key});
     }
   }
 }
@@ -47,18 +46,15 @@ ZeroStage12::~ZeroStage12() {
 void ZeroStage12::make_flat(std::size_t index) {
   ShardGroup& group = groups_[index];
   Flat& flat = flats_.emplace_back();
-  flat.layout = flat_layout(group.numels, group_.size(), options_.alignment,
-                            options_.round_robin_gradients);
-  for (int i = 0; i < static_cast<int>(group.numels.size()); ++i) {
-    const std::vector<OwnedPart> parts = flat.layout.parts(i);
-    group.parts.insert(group.parts.end(), parts.begin(), parts.end());
-  }
+  group.layout =
+      flat_layout(shapes_of(group.parameters), group_.size(),
+                  options_.alignment, options_.round_robin_gradients);
 
   // Parameters become views, with rank 0's values
   const Device& device = RankContext::current().device;
-  flat.flat = flatten(group.parameters, flat.layout, device);
+  flat.flat = flatten(group.parameters, group.layout, device);
   group_.broadcast(flat.flat, 0, "parameters").wait();
-  const std::int64_t shard = flat.layout.shard();
+  const std::int64_t shard = group.layout.shard_numel;
   const std::int64_t begin = group_.rank() * shard;
   flat.own = flat.flat.flat_view(begin, {shard});
 
@@ -78,12 +74,12 @@ void ZeroStage12::make_flat(std::size_t index) {
     group.grad = Tensor::zeros({shard}, {shard_dtype(kept.dtype), kept.device});
     return;
   }
-  flat.flat_grad = Tensor::zeros({flat.layout.padded}, flat.flat.options());
+  flat.flat_grad = Tensor::zeros(flat.flat.shape(), flat.flat.options());
   group.grad = flat.flat_grad.flat_view(begin, {shard});
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-    set_grad_buffer(
-        group.parameters[i].tensor,
-        flat.flat_grad.flat_view(flat.layout.offsets[i], group.shapes[i]));
+    set_grad_buffer(group.parameters[i].tensor,
+                    flat.flat_grad.flat_view(group.layout.offsets[i],
+                                             group.layout.shapes[i]));
   }
 }
 
@@ -93,29 +89,19 @@ void ZeroStage12::make_buckets() {
   const std::vector<NamedTensor> all = module_.named_parameters();
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     for (GradientBucket& plan :
-         plan_buckets(flats_[i].layout, options_.reduce_bucket_size)) {
-      const auto first = static_cast<std::size_t>(plan.parameters.back());
-      const std::string& name = groups_[i].parameters[first].name;
+         plan_buckets(groups_[i].layout, options_.reduce_bucket_size)) {
+      const std::string& name =
+          groups_[i].parameters[plan.parameters.back()].name;
       const auto found = std::find_if(all.begin(), all.end(), [&](auto& entry) {
         return entry.name == name;
       });
-      Bucket bucket;
-      bucket.group = i;
-      bucket.plan = std::move(plan);
-      sorted.emplace_back(found - all.begin(), std::move(bucket));
+      sorted.emplace_back(found - all.begin(),
+                          Bucket{i, std::move(plan), {}, {}, {}});
     }
   }
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](auto& a, auto& b) { return a.first > b.first; });
   for (auto& [order, bucket] : sorted) buckets_.push_back(std::move(bucket));
-}
-
-std::vector<GradientBucket> ZeroStage12::buckets(std::size_t group) const {
-  std::vector<GradientBucket> plans;
-  for (const Bucket& bucket : buckets_) {
-    if (bucket.group == group) plans.push_back(bucket.plan);
-  }
-  return plans;
 }
 
 // --- The step ----------------------------------------------------------------
@@ -129,7 +115,7 @@ void ZeroStage12::finish_gradients() {
 void ZeroStage12::publish(bool) {
   for (std::size_t i = 0; i < flats_.size(); ++i) {
     const Flat& flat = flats_[i];
-    const std::int64_t shard = flat.layout.shard();
+    const std::int64_t shard = flat.own.numel();
     const std::int64_t d = group_.size();
     if (!options_.allgather_partitions) {
       for (int owner = 0; owner < d; ++owner) {
@@ -154,7 +140,7 @@ void ZeroStage12::publish(bool) {
       group_.all_gather(buffer, flat.own.flat_view(begin, {n}), "parameters")
           .wait();
       // Column by column, this rank's included
-      const std::int64_t width = flat.layout.padded - begin;
+      const std::int64_t width = flat.flat.numel() - begin;
       copy_runs(
           {{flat.flat.flat_view(begin, {width}), buffer, d, n, shard, n}});
     }
@@ -177,16 +163,12 @@ void ZeroStage12::clear_gradients() {
 
 // --- The bill ----------------------------------------------------------------
 
-std::vector<double> ZeroStage12::bucket_bytes() const {
-  std::vector<double> bytes;
-  for (const Bucket& bucket : buckets_) {
-    bytes.push_back(static_cast<double>(
-        bucket.plan.numel * wire_bytes(flats_[bucket.group].flat.dtype())));
-  }
-  return bytes;
+double ZeroStage12::wire_bytes_of(const Bucket& bucket) const {
+  return static_cast<double>(bucket.plan.numel *
+                             wire_bytes(flats_[bucket.group].flat.dtype()));
 }
 
-double ZeroStage12::flat_bytes() const {
+double ZeroStage12::published_bytes() const {
   double bytes = 0;
   for (const Flat& flat : flats_) {
     bytes += static_cast<double>(flat.flat.bytes());
@@ -194,19 +176,14 @@ double ZeroStage12::flat_bytes() const {
   return bytes;
 }
 
-double ZeroStage12::predicted_load_bytes() const {
-  const double d = group_.size();
-  return (d - 1) / d * flat_bytes();
-}
-
 double ZeroStage12::predicted_bytes(std::int64_t steps,
                                     std::int64_t micro_steps) const {
   const double d = group_.size();
-  double once = flat_bytes(), gradients = 0;
+  double once = published_bytes(), gradients = 0;
   for (const Tensor& buffer : module_.buffers()) {
     once += static_cast<double>(buffer.bytes());
   }
-  for (const double bytes : bucket_bytes()) gradients += bytes;
+  for (const Bucket& bucket : buckets_) gradients += wire_bytes_of(bucket);
   const double passes = options_.stage == 1 ? 1 : micro_steps;
   const double units = options_.reduce_scatter ? 1 : 2;
   const double norm = 2 * 8;

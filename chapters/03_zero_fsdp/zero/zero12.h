@@ -34,20 +34,10 @@ class ZeroStage12 : public ZeroOptimizer {
 
   double predicted_bytes(std::int64_t steps,
                          std::int64_t micro_steps) const override;
-  double predicted_load_bytes() const override;
-  /// The layout of one group of parameters, in the order of their first
-  /// members, and its buckets.
-  const FlatLayout& layout(std::size_t group) const {
-    return flats_[group].layout;
-  }
-  std::vector<GradientBucket> buckets(std::size_t group) const;
-  /// Bytes over all groups: gradients on the wire by bucket, padded parameters.
-  std::vector<double> bucket_bytes() const;
-  double flat_bytes() const;
+  double published_bytes() const override;
 
  private:
   struct Flat {
-    FlatLayout layout;
     Tensor flat;       ///< [padded]; all parameters are views of it
     Tensor own;        ///< [S], this rank's part of `flat`
     Tensor flat_grad;  ///< [padded], stage 1 only; gradients are views of it
@@ -68,19 +58,22 @@ class ZeroStage12 : public ZeroOptimizer {
 
   void make_flat(std::size_t group);
   void make_buckets();
-  Slot& slot(const Bucket& bucket, int parameter);
-  void on_gradient(std::size_t group, int parameter);
+  void on_gradient(std::size_t group, std::size_t parameter);
   void begin_backward();
   void drain();
   void open(Bucket& bucket);
   double divisor_before() const;
-  void copy_in(Bucket& bucket, int parameter);
+  void copy_in(Bucket& bucket, std::size_t parameter);
   void launch(Bucket& bucket);
   void finish(Bucket& bucket);
   void take_own_part(const Bucket& bucket);
   void finish_in_flight();
   void end_of_backward();
   bool reduces_now() const { return options_.stage == 2 || is_boundary_; }
+  double time_of(const textbook::ModelTimes& model, std::int64_t steps,
+                 std::int64_t micro_steps, const Sums& sums) const override;
+  /// Bytes of gradients on the wire.
+  double wire_bytes_of(const Bucket& bucket) const;
 
   void finish_gradients() override;
   void publish(bool with_frozen) override;

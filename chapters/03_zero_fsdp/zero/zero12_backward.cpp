@@ -7,16 +7,12 @@
 
 namespace shardbook::zero {
 
-ZeroStage12::Slot& ZeroStage12::slot(const Bucket& bucket, int parameter) {
-  return slots_[bucket.group][static_cast<std::size_t>(parameter)];
-}
-
-void ZeroStage12::on_gradient(std::size_t group, int parameter) {
+void ZeroStage12::on_gradient(std::size_t group, std::size_t parameter) {
   if (!is_in_backward()) begin_backward();
   if (!reduces_now()) return;
-  Slot& slot = slots_[group][static_cast<std::size_t>(parameter)];
+  Slot& slot = slots_[group][parameter];
   SB_CHECK(!slot.has_arrived, "zero: parameter '",
-           groups_[group].parameters[static_cast<std::size_t>(parameter)].name,
+           groups_[group].parameters[parameter].name,
            "' received two gradients in one backward; it is used by several "
            "recomputed blocks, which stages 1 and 2 cannot reduce");
   slot.has_arrived = true;
@@ -39,8 +35,8 @@ void ZeroStage12::drain() {
   while (next_bucket_ < buckets_.size()) {
     Bucket& bucket = buckets_[next_bucket_];
     bool is_full = true;
-    for (const int parameter : bucket.plan.parameters) {
-      Slot& entry = slot(bucket, parameter);
+    for (const std::size_t parameter : bucket.plan.parameters) {
+      const Slot& entry = slots_[bucket.group][parameter];
       if (entry.has_arrived && !entry.is_copied) copy_in(bucket, parameter);
       is_full = is_full && entry.is_copied;
     }
@@ -55,7 +51,7 @@ void ZeroStage12::open(Bucket& bucket) {
   bucket.buffer =
       Tensor::empty({bucket.plan.numel}, flats_[bucket.group].flat.options());
   for (const BucketPiece& piece : bucket.plan.pieces) {
-    if (piece.parameter >= 0) continue;
+    if (piece.parameter != kPadding) continue;
     // Padding is zero in gradients too: norms and overflow checks include it
     bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();
   }
@@ -65,8 +61,8 @@ double ZeroStage12::divisor_before() const {
   return options_.divide_before > 0 ? options_.divide_before : group_.size();
 }
 
-void ZeroStage12::copy_in(Bucket& bucket, int parameter) {
-  Slot& entry = slot(bucket, parameter);
+void ZeroStage12::copy_in(Bucket& bucket, std::size_t parameter) {
+  Slot& entry = slots_[bucket.group][parameter];
   entry.is_copied = true;
   // Divide before the sum: a sum of many ranks must not overflow
   const double share = 1.0 / divisor_before();

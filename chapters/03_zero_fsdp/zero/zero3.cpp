@@ -3,24 +3,12 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
 #include "comm/coalesce.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/tensor_storage.h"
 
 namespace shardbook::zero {
-namespace {
-
-/// Every parameter is cut alone: rank r keeps slice r of each, end to end.
-fsdp::ShardLayout slices_of(const std::vector<std::int64_t>& numels,
-                            int ranks) {
-  std::vector<Shape> flattened;
-  for (const std::int64_t numel : numels) flattened.push_back({numel});
-  return fsdp::row_layout(flattened, ranks);
-}
-
-}  // namespace
 
 // --- Construction ------------------------------------------------------------
 
@@ -53,50 +41,40 @@ void ZeroStage3::make_groups() {
   groups_ = group_parameters(/*with_frozen=*/true);
   RankContext& context = RankContext::current();
   for (ShardGroup& group : groups_) {
-    const fsdp::ShardLayout layout = slices_of(group.numels, group_.size());
-    for (std::size_t i = 0; i < layout.size(); ++i) {
-      for (int owner = 0; owner < group_.size(); ++owner) {
-        const fsdp::Piece piece = layout.piece(i, owner);
-        if (piece.numel() == 0) continue;
-        group.parts.push_back({static_cast<int>(i), owner, piece.begin,
-                               piece.shard_offset, piece.numel()});
-      }
+    // Every parameter is cut alone, flattened: rank r keeps slice r of each
+    std::vector<Shape> flattened;
+    for (const NamedTensor& each : group.parameters) {
+      flattened.push_back({each.tensor.numel()});
     }
+    group.layout = row_layout(flattened, group_.size());
 
     // The updated shard, and the gathered one
     const DType dtype = group.parameters[0].tensor.dtype();
+    const Shape shape{group.layout.shard_numel};
     const bool on_host = group.is_trained ? options_.offload_optimizer
                                           : options_.offload_parameters;
     const Device& home = on_host ? context.host() : context.device;
     {
       MemoryScope kind(MemoryKind::kParameter);
-      group.shard = Tensor::zeros({layout.shard_numel}, {dtype, home});
+      group.shard = Tensor::zeros(shape, {dtype, home});
       const bool needs_copy = on_host && !options_.offload_parameters;
       if (needs_copy) {
-        group.on_device =
-            Tensor::zeros({layout.shard_numel}, {dtype, context.device});
+        group.on_device = Tensor::zeros(shape, {dtype, context.device});
       }
       gather_shards_.push_back(needs_copy ? group.on_device : group.shard);
     }
     if (!group.is_trained) continue;
     MemoryScope kind(MemoryKind::kGradient);
-    group.grad =
-        Tensor::zeros({layout.shard_numel}, {shard_dtype(dtype), home});
+    group.grad = Tensor::zeros(shape, {shard_dtype(dtype), home});
   }
 }
 
 void ZeroStage3::make_units() {
-  // Find the place of each parameter's slice
-  struct Place {
-    std::size_t group;
-    std::int64_t offset, slice;
-  };
-  std::unordered_map<const void*, Place> places;
+  // The group of each parameter, and its place there
+  std::unordered_map<const void*, std::pair<std::size_t, std::size_t>> places;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const auto layout = slices_of(groups_[g].numels, group_.size());
-    for (std::size_t i = 0; i < layout.size(); ++i) {
-      places[groups_[g].parameters[i].tensor.id()] = {
-          g, layout.full_offset[i] / group_.size(), layout.chunk[i]};
+    for (std::size_t i = 0; i < groups_[g].parameters.size(); ++i) {
+      places[groups_[g].parameters[i].tensor.id()] = {g, i};
     }
   }
 
@@ -106,25 +84,23 @@ void ZeroStage3::make_units() {
     for (const NamedTensor& entry : plan.parameters) {
       auto found = std::find_if(
           units_.begin() + static_cast<std::ptrdiff_t>(first), units_.end(),
-          [&](auto& unit) {
-            return unit->slots[0].parameter.dtype() == entry.tensor.dtype();
-          });
+          [&](auto& unit) { return unit->dtype == entry.tensor.dtype(); });
       if (found == units_.end()) {
         units_.push_back(std::make_unique<Unit>());
         found = std::prev(units_.end());
         (*found)->index = units_.size() - 1;
         (*found)->name = plan.name;
         (*found)->module = plan.module;
+        (*found)->dtype = entry.tensor.dtype();
       }
       Unit& unit = **found;
-      const Place& place = places.at(entry.tensor.id());
+      const auto [g, i] = places.at(entry.tensor.id());
       Slot& slot = unit.slots.emplace_back();
-      slot.name = entry.name;
       slot.parameter = entry.tensor;
-      slot.group = place.group;
-      slot.offset = place.offset;
-      slot.slice = place.slice;
-      slot.is_trained = groups_[place.group].is_trained;
+      slot.group = g;
+      slot.offset = groups_[g].layout.offsets[i] / group_.size();
+      slot.slice = groups_[g].layout.chunk[i];
+      slot.is_trained = groups_[g].is_trained;
       slot.is_persistent =
           entry.tensor.numel() <= options_.persistence_threshold;
       if (!slot.is_persistent) unit.numel += slot.slice * group_.size();

@@ -24,10 +24,6 @@ bool is_below(const std::string& name, const std::string& parent) {
   return name.compare(0, parent.size() + 1, parent + ".") == 0;
 }
 
-std::int64_t element_bytes(const Tensor& tensor) {
-  return static_cast<std::int64_t>(dtype_bytes(tensor.dtype()));
-}
-
 }  // namespace
 
 std::vector<UnitPlan> plan_units(Module& module,
@@ -72,64 +68,44 @@ std::vector<UnitPlan> plan_units(Module& module,
   return units;
 }
 
-std::vector<ZeroStage3::UnitSize> ZeroStage3::unit_sizes() const {
-  std::vector<UnitSize> sizes;
-  for (const auto& unit : units_) {
-    UnitSize size;
-    const std::int64_t element = element_bytes(unit->slots[0].parameter);
-    size.name = unit->name;
-    size.full_elements = unit->numel;
-    size.full_bytes = unit->numel * element;
-    for (const Slot& slot : unit->slots) {
-      if (!slot.is_trained) continue;
-      size.reduced_bytes +=
-          slot.slice * group_.size() * wire_bytes(slot.parameter.dtype());
-    }
-    sizes.push_back(size);
-  }
-  return sizes;
+double ZeroStage3::full_bytes(const Unit& unit) const {
+  return static_cast<double>(unit.numel) * dtype_bytes(unit.dtype);
 }
 
-std::int64_t ZeroStage3::persistent_bytes() const {
-  std::int64_t bytes = 0;
+double ZeroStage3::reduced_bytes(const Unit& unit) const {
+  return static_cast<double>(unit.bucket_slice * group_.size() *
+                             wire_bytes(unit.dtype));
+}
+
+double ZeroStage3::persistent_bytes(bool with_frozen) const {
+  double bytes = 0;
   for (const auto& unit : units_) {
     for (const Slot& slot : unit->slots) {
-      if (!slot.is_persistent) continue;
-      bytes += slot.slice * group_.size() * element_bytes(slot.parameter);
+      if (!slot.is_persistent || !(slot.is_trained || with_frozen)) continue;
+      bytes += static_cast<double>(slot.full.bytes());
     }
   }
   return bytes;
 }
 
-double ZeroStage3::predicted_load_bytes() const {
-  const double d = group_.size();
-  return (d - 1) / d * static_cast<double>(persistent_bytes());
-}
-
 double ZeroStage3::predicted_bytes(std::int64_t steps,
                                    std::int64_t micro_steps) const {
   const double d = group_.size();
-  double once = 0, micro_step = 0, step = 2 * 8;  // the norm
+  double once = 0, micro_step = 0;
+  double step = 2 * 8 + persistent_bytes(/*with_frozen=*/false);  // and a norm
   for (const Tensor& buffer : module_.buffers()) {
     once += static_cast<double>(buffer.bytes());
   }
-  for (const auto& unit : units_) {
-    for (const Slot& slot : unit->slots) {
-      once += static_cast<double>(slot.parameter.bytes());
-      if (!slot.is_persistent || !slot.is_trained) continue;
-      step += static_cast<double>(slot.slice * group_.size() *
-                                  element_bytes(slot.parameter));
-    }
+  for (const Tensor& parameter : module_.parameters()) {
+    once += static_cast<double>(parameter.bytes());
   }
   // Units are gathered for forward and for backward; those that were kept only
   // once, as soon as the first micro-step has recorded the order
   double kept = 0;
   const std::vector<int> gathers = later_gathers();
-  const std::vector<UnitSize> sizes = unit_sizes();
-  for (std::size_t u = 0; u < sizes.size(); ++u) {
-    const auto gathered = static_cast<double>(sizes[u].full_bytes);
-    micro_step += 2 * gathered + static_cast<double>(sizes[u].reduced_bytes);
-    kept += (2 - gathers[u]) * gathered;
+  for (const auto& unit : units_) {
+    micro_step += 2 * full_bytes(*unit) + reduced_bytes(*unit);
+    kept += (2 - gathers[unit->index]) * full_bytes(*unit);
   }
   step += static_cast<double>(micro_steps) * micro_step;
   const double later =

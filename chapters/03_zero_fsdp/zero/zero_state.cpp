@@ -23,20 +23,17 @@ TrainingState ZeroOptimizer::state() {
   TrainingState state;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const ShardGroup& group = groups_[i];
-    for (const OwnedPart& each : group.parts) {
-      if (each.owner != group_.rank()) continue;
-      const auto p = static_cast<std::size_t>(each.parameter);
-      StatePart part;
-      part.name = group.parameters[p].name;
-      part.whole = group.shapes[p];
-      part.begin = each.begin;
-      part.values = group.shard.flat_view(each.shard_begin, {each.numel});
-      if (group.is_trained) {
-        part.optimizer = optimizer_.get();
-        part.slot = i;
-        part.slot_begin = each.shard_begin;
-      }
-      state.parts.push_back(std::move(part));
+    for (const OwnedPart& own : group.layout.parts_of_rank(group_.rank())) {
+      const auto& [name, parameter] = group.parameters[own.parameter];
+      StatePart& part = state.parts.emplace_back();
+      part.name = name;
+      part.whole = parameter.shape();
+      part.begin = own.begin;
+      part.values = own.of_shard(group.shard);
+      if (!group.is_trained) continue;
+      part.optimizer = optimizer_.get();
+      part.slot = i;
+      part.slot_begin = own.shard_begin;
     }
   }
   state.loaded = [this](const std::map<std::string, double>&) {
@@ -64,7 +61,7 @@ std::vector<NamedTensor> ZeroOptimizer::full_parameters(bool rank0_only) {
     for (std::size_t p = 0; is_kept && p < group.parameters.size(); ++p) {
       MemoryScope kind(memory_kind_of(group.shard));
       targets.push_back(
-          Tensor::empty(group.shapes[p], {group.shard.dtype(), host}));
+          Tensor::empty(group.layout.shapes[p], {group.shard.dtype(), host}));
       full[group.parameters[p].name] = targets.back();
     }
     // Columns of all shards, a bucket at a time
@@ -80,16 +77,18 @@ std::vector<NamedTensor> ZeroOptimizer::full_parameters(bool rank0_only) {
       const Tensor own = columns.flat_view(group_.rank() * n, {n});
       own.copy_from(group.shard.flat_view(begin, {n}));
       group_.all_gather(columns, own, "state").wait();
-      if (!is_kept) continue;
-      for (const OwnedPart& part : group.parts) {
-        const std::int64_t from = std::max(part.shard_begin, begin);
-        const std::int64_t to =
-            std::min(part.shard_begin + part.numel, begin + n);
-        if (from >= to) continue;
-        targets[static_cast<std::size_t>(part.parameter)]
-            .flat_view(part.begin + from - part.shard_begin, {to - from})
-            .copy_from(
-                columns.flat_view(part.owner * n + from - begin, {to - from}));
+      for (std::size_t p = 0; p < targets.size(); ++p) {
+        for (const OwnedPart& part : group.layout.parts(p)) {
+          const std::int64_t from = std::max(part.shard_begin, begin);
+          const std::int64_t to =
+              std::min(part.shard_begin + part.numel, begin + n);
+          if (from >= to) continue;
+          const Shape shape{to - from};
+          targets[p]
+              .flat_view(part.begin + from - part.shard_begin, shape)
+              .copy_from(
+                  columns.flat_view(part.owner * n + from - begin, shape));
+        }
       }
     }
   }
