@@ -10,6 +10,7 @@
 #include "chapters/common/sharded/loss.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "sim/json_object.h"
 
 namespace shardbook::zero_fsdp {
 namespace {
@@ -87,6 +88,134 @@ fsdp::FsdpOptions fsdp_options(const Options& options,
 
 }  // namespace
 
+void add_options(CommandLine& line, StrategyOptions& setup) {
+  // What changes the place and time of computation alone, or the order of sums
+  const auto place = [&line](const char* flag, auto* value, const char* help,
+                             auto... limits) {
+    line.add(flag, value, help, limits...).may_differ(may_differ::kPlace);
+  };
+  const auto sums = [&line](const char* flag, auto* value, const char* help,
+                            auto... limits) {
+    line.add(flag, value, help, limits...).may_differ(may_differ::kSums);
+  };
+  line.add("--strategy", &setup.strategy, "what is sharded, and how",
+           {"zero1", "zero2", "zero3", "fsdp", "fsdp2"})
+      .may_differ(may_differ::kPlace);
+  sums("--micro-batches", &setup.micro_batches, "micro-batches per step", 1);
+  place("--recompute", &setup.recompute,
+        "compute each block's activations again in backward");
+  place("--cpu-offload", &setup.cpu_offload,
+        "shards and optimizer on the host (zero2: optimizer only)");
+  // ZeRO
+  sums("--reduce-bucket-size", &setup.zero.reduce_bucket_size,
+       "zero1, zero2: elements of gradients that travel together", 1);
+  place("--allgather-bucket-size", &setup.zero.allgather_bucket_size,
+        "zero1, zero2: elements that are gathered together after a step", 1);
+  place("--overlap-comm", &setup.zero.overlap_comm,
+        "zero1 to zero3: gradients travel while backward runs");
+  sums("--reduce-scatter", &setup.zero.reduce_scatter,
+       "zero1, zero2: each rank receives its own part; no-: all-reduce");
+  place("--round-robin-gradients", &setup.zero.round_robin_gradients,
+        "zero1, zero2: neighbouring gradients to different owners");
+  line.add("--accumulate-f32", &setup.zero.accumulate_f32,
+           "zero2, zero3 in bf16 or f16: sum the gradients of micro-batches in "
+           "f32");
+  place("--persistence-threshold", &setup.zero.persistence_threshold,
+        "zero3: parameters of so many elements stay gathered; -1: ten times "
+        "the model's width",
+        -1);
+  place("--prefetch-bucket-size", &setup.zero.prefetch_bucket_size,
+        "zero3: units are gathered ahead while fewer elements than this are "
+        "on their way; -1: one unit",
+        -1);
+  place("--max-live-parameters", &setup.zero.max_live_parameters,
+        "zero3: while so many elements are whole, nothing is gathered "
+        "ahead; -1: no limit",
+        -1);
+  place("--max-reuse-distance", &setup.zero.max_reuse_distance,
+        "zero3: a block stays whole when fewer elements are fetched before "
+        "its next use",
+        0);
+  place("--sub-group-size", &setup.zero.sub_group_size,
+        "zero1 to zero3: elements of a shard that are updated together", 1);
+  // FSDP
+  line.add("--sharding-strategy", &setup.sharding_strategy,
+           "fsdp: what is freed",
+           {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"})
+      .may_differ(may_differ::kSums);
+  sums("--shard-size", &setup.fsdp.shard_size,
+       "hybrid_shard: ranks that hold one copy together", 1);
+  line.add("--wrap", &setup.wrap, "fsdp: what becomes a unit",
+           {"transformer", "size", "none"})
+      .may_differ(may_differ::kPlace);
+  place("--min-num-params", &setup.min_num_params,
+        "--wrap size: elements of a unit", 1);
+  line.add("--backward-prefetch", &setup.backward_prefetch,
+           "fsdp: gather the next unit before or after this one's backward",
+           {"pre", "post", "none"})
+      .may_differ(may_differ::kPlace);
+  place("--forward-prefetch", &setup.fsdp.forward_prefetch,
+        "fsdp: gather the next unit before this one's forward");
+  place("--limit-all-gathers", &setup.fsdp.limit_all_gathers,
+        "fsdp: at most two gathered units ahead");
+  line.add("--param-dtype", &setup.param_dtype,
+           "fsdp: dtype of computation and gathers", {"f32", "bf16", "f16"});
+  line.add("--reduce-dtype", &setup.reduce_dtype,
+           "fsdp: dtype of the reductions", {"f32", "bf16", "f16"});
+  sums("--no-sync", &setup.no_sync, "fsdp: only the last micro-batch reduces");
+  line.refuse("--accumulate", "this option is called --micro-batches");
+}
+
+void check_given(
+    const StrategyOptions& setup,
+    const std::vector<std::pair<std::string, std::string>>& given) {
+  using Strings = std::vector<std::string>;
+  const std::pair<Strings, Strings> owners[] = {
+      {{"zero1", "zero2"},
+       {"--reduce-bucket-size", "--allgather-bucket-size", "--reduce-scatter",
+        "--round-robin-gradients"}},
+      {{"zero2", "zero3"}, {"--accumulate-f32"}},
+      {{"zero1", "zero2", "zero3"}, {"--overlap-comm", "--sub-group-size"}},
+      {{"zero3"},
+       {"--persistence-threshold", "--prefetch-bucket-size",
+        "--max-live-parameters", "--max-reuse-distance"}},
+      {{"fsdp", "fsdp2"},
+       {"--sharding-strategy", "--shard-size", "--wrap", "--min-num-params",
+        "--backward-prefetch", "--forward-prefetch", "--limit-all-gathers",
+        "--param-dtype", "--reduce-dtype", "--no-sync"}}};
+  const auto has = [](const Strings& list, const std::string& word) {
+    return std::count(list.begin(), list.end(), word) > 0;
+  };
+  for (const auto& [flag, value] : given) {
+    for (const auto& [strategies, flags] : owners) {
+      SB_CHECK(!has(flags, flag) || has(strategies, setup.strategy), flag, " ",
+               value, ": means nothing to --strategy ", setup.strategy,
+               "; it belongs to --strategy ", json_file::list(strategies));
+    }
+    SB_CHECK(
+        flag != "--shard-size" || setup.sharding_strategy == "hybrid_shard",
+        flag, " ", value, ": means nothing to --sharding-strategy ",
+        setup.sharding_strategy, "; it belongs to hybrid_shard");
+    SB_CHECK(flag != "--min-num-params" || setup.wrap == "size", flag, " ",
+             value, ": means nothing to --wrap ", setup.wrap,
+             "; it belongs to size");
+  }
+}
+
+std::optional<DType> dtype_of(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return dtype_from_name(name);
+}
+
+DType shortest_dtype(DType parameters, const StrategyOptions& setup) {
+  DType shortest = parameters;
+  for (const std::string& name : {setup.param_dtype, setup.reduce_dtype}) {
+    const DType dtype = dtype_of(name).value_or(parameters);
+    if (dtype_bytes(dtype) < dtype_bytes(shortest)) shortest = dtype;
+  }
+  return shortest;
+}
+
 // Under fully_shard, the last ranks have smaller parts if rows do not divide by
 // the ranks. ZeRO-2 with offload sends gradients to their owners on the host
 // one by one. All other work is cut into equal parts.
@@ -112,7 +241,7 @@ FoldClass fold_class(const Options& options, const StrategyOptions& setup) {
     for (std::size_t i = 0; i < layout.size(); ++i) {
       numels.push_back(layout.part(i, rank).numel);
     }
-    const auto next = static_cast<int>(classes.size());
+    const int next = static_cast<int>(classes.size());
     class_of.push_back(classes.emplace(numels, next).first->second);
   }
   return [class_of](int rank) {
@@ -191,12 +320,12 @@ std::vector<NamedTensor> ZeroFsdpStrategy::full_state() {
                                         /*rank0_only=*/true});
 }
 
-double ZeroFsdpStrategy::predicted_bytes(const fsdp::StepPlan& plan) const {
+double ZeroFsdpStrategy::predicted_bytes(const StepPlan& plan) const {
   const double d = dp_.size();
   const double losses =
       static_cast<double>(plan.steps) *
       (2 * (d - 1) / d * 8 + balancing_bytes(loaded_.config, dp_.size()));
-  if (!zero_) return losses + fsdp::predicted_bytes(*fsdp_, plan);
+  if (!zero_) return losses + zero_fsdp::predicted_bytes(*fsdp_, plan);
   const double loading =
       options_.first_step > 0 ? zero_->predicted_load_bytes() : 0;
   return losses + loading +
@@ -204,7 +333,7 @@ double ZeroFsdpStrategy::predicted_bytes(const fsdp::StepPlan& plan) const {
 }
 
 std::vector<Bill> ZeroFsdpStrategy::bills() {
-  fsdp::StepPlan plan;
+  StepPlan plan;
   plan.steps = options_.steps;
   plan.micro_steps = setup_.micro_batches;
   plan.no_sync = setup_.no_sync;
@@ -216,7 +345,7 @@ std::vector<Bill> ZeroFsdpStrategy::bills() {
                                 static_cast<double>(setup_.micro_batches),
                             setup_.recompute);
   bill.step_s = zero_ ? zero_->step_s(model, plan.steps, plan.micro_steps)
-                      : fsdp::step_s(*fsdp_, plan, model);
+                      : zero_fsdp::step_s(*fsdp_, plan, model);
   return {bill};
 }
 
@@ -236,7 +365,7 @@ MemoryBill ZeroFsdpStrategy::memory_bill() const {
   // Activations as on one device, in the dtype of the computation
   Options computed = options_;
   computed.dtype = dtype_of(setup_.param_dtype).value_or(options_.dtype);
-  MemoryBill bill = fsdp::states_bill(options_, *fsdp_);
+  MemoryBill bill = states_bill(options_, *fsdp_);
   bill[MemoryKind::kActivation] =
       single_device_bill(computed, loaded_.config, rows,
                          setup_.recompute)[MemoryKind::kActivation];

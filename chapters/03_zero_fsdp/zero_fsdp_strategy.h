@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/03_zero_fsdp/bill.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
-#include "chapters/03_zero_fsdp/fsdp/fsdp_bill.h"
 #include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/common/run/strategy.h"
@@ -96,7 +96,7 @@ class ZeroFsdpStrategy : public Strategy {
   }
 
  private:
-  double predicted_bytes(const fsdp::StepPlan& plan) const;
+  double predicted_bytes(const StepPlan& plan) const;
   MemoryBill memory_bill() const;
 
   Options options_;

@@ -13,9 +13,6 @@ namespace {
 
 constexpr double kWeightStddev = 0.02;
 
-bool is_many(const ProcessGroup* group) {
-  return group != nullptr && group->size() > 1;
-}
 int size_of(const ProcessGroup* group) {
   return group == nullptr ? 1 : group->size();
 }
@@ -54,7 +51,7 @@ MoeLayer::MoeLayer(const std::string& name, const ExpertsShape& shape,
   SB_CHECK(!(options.use_residual && options.shared_expert),
            "--residual: --shared-expert adds the same MLP in another way; give "
            "one of them");
-  SB_CHECK(!options.is_dropless || !is_many(groups.tp),
+  SB_CHECK(!options.is_dropless || size_of(groups.tp) == 1,
            "--dropless: tensor-parallel ranks cut the slots of experts, and "
            "there are none; leave out --tp");
   if (has_mlp_beside(options)) mlp.emplace(std::move(mlp_beside));
@@ -94,7 +91,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
   call.wants_z_loss = options_.z_coefficient > 0;
   call.is_dropless = options_.is_dropless;
   call.capacity_multiple = size_of(groups_.tp);
-  if (is_many(groups_.ep)) {
+  if (size_of(groups_.ep) > 1) {
     call.max_over_ranks = [&](std::int64_t count) {
       return most_of_ranks(count, rows, call.per_row);
     };
@@ -134,7 +131,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
 
 Tensor MoeLayer::with_capacity(const Tensor& rows, const GateResult& gated) {
   const Routing& routing = gated.routing;
-  ProcessGroup* const tp = is_many(groups_.tp) ? groups_.tp : nullptr;
+  ProcessGroup* const tp = size_of(groups_.tp) > 1 ? groups_.tp : nullptr;
   check_slots(routing.capacity, size_of(tp));
   Tensor slots = options_.is_naive ? naive_dispatch(rows, routing)
                                    : dispatch(rows, routing);
@@ -209,7 +206,6 @@ void MoeLayer::remember(const GateResult& gated) {
     load.exp_counts[e] += counts[e];
   }
   if (!options_.is_dropless) load.dropped += routing.num_dropped();
-  if (!gated.l_aux.is_meta()) load.l_aux = gated.l_aux.to_vector<double>()[0];
 }
 
 // --- A GPT -------------------------------------------------------------------

@@ -70,7 +70,6 @@ struct MoeRecord {
   struct Load {
     std::vector<std::int64_t> exp_counts;  ///< choices, before dropping
     std::int64_t dropped = 0;
-    double l_aux = 0;  ///< of the last forward
     /// Dropless: rows that this rank sent to other ranks in forwards, and in
     /// those that recomputation ran again.
     std::int64_t sent_rows = 0, sent_rows_again = 0;

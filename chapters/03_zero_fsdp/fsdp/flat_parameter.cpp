@@ -17,6 +17,10 @@ Tensor empty(std::int64_t numel, DType dtype, const Device& device,
   return Tensor::empty({numel}, {dtype, device});
 }
 
+std::int64_t bytes(std::int64_t numel, DType dtype) {
+  return numel * static_cast<std::int64_t>(dtype_bytes(dtype));
+}
+
 }  // namespace
 
 FlatParameter::FlatParameter(const std::string& name,
@@ -106,20 +110,16 @@ void FlatParameter::make_trained(bool per_parameter) {
 
 // --- Gather --------------------------------------------------------------------
 
-// Memory for the gathered message: in v1 it is the full array itself.
-Tensor FlatParameter::gathered_message() {
-  if (!layout_.per_parameter) {
-    restore_storage(full_);
-    return full_;
-  }
-  staging_ = empty(layout_.full_numel(), compute_dtype_, full_.device(),
-                   MemoryKind::kCommunication);
-  return staging_;
-}
-
 void FlatParameter::start_gather() {
   if (state_ != State::kSharded) return;
-  const Tensor message = gathered_message();
+  // Memory for the message: in v1 it is the full array itself
+  Tensor message = full_;
+  if (layout_.per_parameter) {
+    message = staging_ = empty(layout_.full_numel(), compute_dtype_,
+                               full_.device(), MemoryKind::kCommunication);
+  } else {
+    restore_storage(full_);
+  }
   // Cast (or fetch) into the own part of the message, then gather in place
   Tensor input = shard_;
   if (compute_dtype_ != dtype_ || options_.offload_params || ranks() == 1) {
@@ -327,12 +327,6 @@ void FlatParameter::scatter(const Tensor& full, const Tensor& shard) const {
 }
 
 // --- Bytes ---------------------------------------------------------------------
-
-namespace {
-std::int64_t bytes(std::int64_t numel, DType dtype) {
-  return numel * static_cast<std::int64_t>(dtype_bytes(dtype));
-}
-}  // namespace
 
 std::int64_t FlatParameter::full_bytes() const {
   return is_whole_ ? 0 : bytes(layout_.full_numel(), compute_dtype_);

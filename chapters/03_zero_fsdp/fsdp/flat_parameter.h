@@ -103,7 +103,6 @@ class FlatParameter {
   const zero::HostTraffic& host_traffic() const { return host_traffic_; }
 
   // Bytes, for the bill.
-  std::int64_t shard_bytes() const { return shard_.bytes(); }
   bool is_on_host() const { return options_.offload_params; }
   std::int64_t full_bytes() const;  ///< 0 if full is the shard
   std::int64_t shard_grad_bytes() const;
@@ -120,7 +119,6 @@ class FlatParameter {
   /// The reduced shard becomes the gradient without another copy.
   bool output_is_grad() const;
   void make_trained(bool per_parameter);
-  Tensor gathered_message();
   void copy_out(const Tensor& message, const Tensor& full) const;
   void copy_in(const Tensor& full, const Tensor& message,
                std::int64_t part) const;

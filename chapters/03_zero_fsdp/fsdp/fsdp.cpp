@@ -116,11 +116,8 @@ bool FullyShardedDataParallel::frees_after_forward(const Unit& unit) const {
   const RankContext& context = RankContext::current();
   // A recomputed forward is followed by its backward
   if (context.is_recomputing) return false;
-  const bool is_zero3 =
-      options_.sharding_strategy == ShardingStrategy::kFullShard ||
-      options_.sharding_strategy == ShardingStrategy::kHybridShard;
   // Backward begins with the root; without a backward nothing is kept
-  return (is_zero3 && !unit.is_root) || (unit.is_root && !context.grad_enabled);
+  return unit.is_root ? !context.grad_enabled : options_.gathers_again();
 }
 
 void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {

@@ -91,6 +91,12 @@ struct FsdpOptions {
   bool check_execution_order = true;
   /// FSDP v2 (fully_shard).
   bool per_parameter = false;
+
+  /// Units are freed after forward, and gathered again for backward.
+  bool gathers_again() const {
+    return sharding_strategy == ShardingStrategy::kFullShard ||
+           sharding_strategy == ShardingStrategy::kHybridShard;
+  }
 };
 
 /// Returns f: gradients are divided by f before the sum and by d / f after it,

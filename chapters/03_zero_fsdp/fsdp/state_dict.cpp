@@ -108,56 +108,52 @@ std::vector<NamedTensor> full_state_dict(FullyShardedDataParallel& fsdp,
 
 void load_full_state_dict(FullyShardedDataParallel& fsdp,
                           const std::vector<NamedTensor>& state) {
-  std::vector<ShardedTensor> pieces;
+  std::vector<StatePart> pieces;
   for (const NamedTensor& entry : state) {
-    pieces.push_back({entry.name, entry.tensor.shape(), 0, entry.tensor});
+    StatePart& piece = pieces.emplace_back();
+    piece.name = entry.name;
+    piece.whole = entry.tensor.shape();
+    piece.values = entry.tensor;
   }
   load_sharded_state_dict(fsdp, pieces);
 }
 
 // --- Sharded -------------------------------------------------------------------
 
-std::vector<ShardedTensor> sharded_state_dict(FullyShardedDataParallel& fsdp) {
-  std::vector<ShardedTensor> pieces;
+std::vector<StatePart> sharded_state_dict(FullyShardedDataParallel& fsdp) {
+  std::vector<StatePart> pieces;
   for (const FlatParameter* unit : fsdp.units()) {
-    for (const StatePart& part : parts_of(*unit)) {
+    for (StatePart& part : parts_of(*unit)) {
       if (part.values.numel() == 0) continue;
-      pieces.push_back({part.name, part.whole, part.begin,
-                        copy_of(part.values, /*to_host=*/true)});
+      part.values = copy_of(part.values, /*to_host=*/true);
+      pieces.push_back(std::move(part));
     }
   }
   return pieces;
 }
 
 void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
-                             const std::vector<ShardedTensor>& pieces) {
+                             const std::vector<StatePart>& pieces) {
   fsdp.reshard_all();
-  std::map<std::string, std::vector<const ShardedTensor*>> by_name;
-  for (const ShardedTensor& piece : pieces) {
-    by_name[piece.name].push_back(&piece);
-  }
-  for (auto& [name, list] : by_name) {
-    std::sort(list.begin(), list.end(),
-              [](const ShardedTensor* a, const ShardedTensor* b) {
-                return a->begin < b->begin;
-              });
+  std::map<std::string, std::multimap<std::int64_t, const StatePart*>> by_name;
+  for (const StatePart& piece : pieces) {
+    by_name[piece.name].emplace(piece.begin, &piece);
   }
   for (const FlatParameter* unit : fsdp.units()) {
     for (const StatePart& own : parts_of(*unit)) {
       // Copy the overlap of each piece with this rank's
       const std::int64_t own_end = own.begin + own.values.numel();
       std::int64_t covered = own.begin;
-      for (const ShardedTensor* piece : by_name[own.name]) {
-        SB_CHECK(piece->shape == own.whole, "fsdp: '", own.name, "' has shape ",
-                 shape_text(piece->shape), " in the state, the model needs ",
+      for (const auto& [begin, piece] : by_name[own.name]) {
+        SB_CHECK(piece->whole == own.whole, "fsdp: '", own.name, "' has shape ",
+                 shape_text(piece->whole), " in the state, the model needs ",
                  shape_text(own.whole));
         const std::int64_t end =
-            std::min(own_end, piece->begin + piece->values.numel());
-        if (piece->begin > covered || end <= covered) continue;
+            std::min(own_end, begin + piece->values.numel());
+        if (begin > covered || end <= covered) continue;
         const Shape overlap{end - covered};
         own.values.flat_view(covered - own.begin, overlap)
-            .copy_from(
-                piece->values.flat_view(covered - piece->begin, overlap));
+            .copy_from(piece->values.flat_view(covered - begin, overlap));
         covered = end;
       }
       SB_CHECK(covered >= own_end, "fsdp: the state has no element ", covered,

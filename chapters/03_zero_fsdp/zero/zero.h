@@ -99,6 +99,9 @@ class ZeroOptimizer {
   /// Drops the gradients of the step, or of a failed backward.
   void clear_grad();
 
+  /// Makes the optimizer of the shards; called once, by make_zero.
+  void make_sharded_optimizer(const std::string& name,
+                              const OptimizerOptions& options);
   /// Updates this rank's flat shards, one per dtype.
   Optimizer& optimizer() { return *optimizer_; }
   void set_lr(double lr) { optimizer_->set_lr(lr); }
@@ -130,7 +133,7 @@ class ZeroOptimizer {
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
 
-  // --- State (zero_state.cpp) ------------------------------------------------
+  // --- State -----------------------------------------------------------------
 
   /// This rank's parts of parameters, master copies and optimizer state, as
   /// views: no communication, no copies. Leaves out padding and, in stages 1
@@ -158,9 +161,6 @@ class ZeroOptimizer {
 
   ZeroOptimizer(Module& module, ProcessGroup& group,
                 const ZeroOptions& options);
-  /// Called when the derived class has filled `groups_`.
-  void make_sharded_optimizer(const std::string& name,
-                              const OptimizerOptions& options);
   /// The parameters as groups without shards, in order of definition. Trained
   /// groups come first: slot i of the optimizer is group i.
   std::vector<ShardGroup> group_parameters(bool with_frozen);
@@ -172,8 +172,6 @@ class ZeroOptimizer {
   std::int64_t copy_bytes(DType dtype) const;
   /// The bucket, or its copy in the dtype of the wire.
   Tensor sent_as(const Tensor& bucket) const;
-  /// The device of the optimizer's shards, or the host.
-  const Device& optimizer_device() const;
 
   /// step_s on the device.
   virtual double time_of(const textbook::ModelTimes& model, std::int64_t steps,
@@ -203,7 +201,6 @@ class ZeroOptimizer {
  private:
   /// Throws Error after a failure in the middle of an operation.
   void check_usable(const char* what) const;
-  double global_norm();
   /// Creates state that the optimizer would otherwise create in its first step.
   void make_state(OptimizerSlot& slot, const Tensor& shard);
   /// One step of a group's shard, sub-group by sub-group.

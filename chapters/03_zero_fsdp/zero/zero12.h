@@ -27,9 +27,7 @@ namespace shardbook::zero {
 
 class ZeroStage12 : public ZeroOptimizer {
  public:
-  ZeroStage12(Module& module, ProcessGroup& group, const ZeroOptions& options,
-              const std::string& optimizer,
-              const OptimizerOptions& optimizer_options);
+  ZeroStage12(Module& module, ProcessGroup& group, const ZeroOptions& options);
   ~ZeroStage12() override;
 
   double predicted_bytes(std::int64_t steps,
@@ -37,11 +35,6 @@ class ZeroStage12 : public ZeroOptimizer {
   double published_bytes() const override;
 
  private:
-  struct Flat {
-    Tensor flat;       ///< [padded]; all parameters are views of it
-    Tensor own;        ///< [S], this rank's part of `flat`
-    Tensor flat_grad;  ///< [padded], stage 1 only; gradients are views of it
-  };
   struct Slot {
     Tensor parameter;
     int hook_key = 0;
@@ -79,7 +72,8 @@ class ZeroStage12 : public ZeroOptimizer {
   void publish(bool with_frozen) override;
   void clear_gradients() override;
 
-  std::vector<Flat> flats_;
+  /// By group, [d S]; all parameters are views of it.
+  Tensors flats_;
   std::vector<std::vector<Slot>> slots_;  ///< by group and parameter
   std::vector<Bucket> buckets_;           ///< in launch order
   std::size_t next_bucket_ = 0;

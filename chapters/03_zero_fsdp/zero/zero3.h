@@ -55,9 +55,7 @@ std::vector<UnitPlan> plan_units(Module& module,
 
 class ZeroStage3 : public ZeroOptimizer {
  public:
-  ZeroStage3(Module& module, ProcessGroup& group, const ZeroOptions& options,
-             const std::string& optimizer,
-             const OptimizerOptions& optimizer_options);
+  ZeroStage3(Module& module, ProcessGroup& group, const ZeroOptions& options);
   ~ZeroStage3() override;
 
   /// Exact if every unit runs once per forward and in every backward.
@@ -122,7 +120,7 @@ class ZeroStage3 : public ZeroOptimizer {
   void reduce(Unit& unit);
   void finish_reduction();
 
-  // --- The bill (zero3_plan.cpp, zero_bill.cpp)
+  // --- The bill
   double time_of(const textbook::ModelTimes& model, std::int64_t steps,
                  std::int64_t micro_steps, const Sums& sums) const override;
   /// Of the unit's fetched parameters, padded.
