@@ -133,23 +133,20 @@ double predicted_bytes(const fsdp::FullyShardedDataParallel& fsdp,
 
 MemoryBill states_bill(const Options& options,
                        const fsdp::FullyShardedDataParallel& fsdp) {
-  double state = 0;
   MemoryBill bill;
   bill.bytes.fill(0);
-  const double states = optimizer_states(options);
-  const double stat = options.dtype == DType::kF64 ? 8 : 4;
+  const double state =
+      optimizer_states(options) * (options.dtype == DType::kF64 ? 8 : 4);
   for (const fsdp::FlatParameter* unit : fsdp.units()) {
     if (unit->is_on_host()) continue;
     bill[MemoryKind::kParameter] += static_cast<double>(unit->shard().bytes());
     bill[MemoryKind::kGradient] +=
         static_cast<double>(unit->shard_grad_bytes());
-  }
-  for (const Tensor& shard : fsdp.parameters()) {
-    if (shard.device() == RankContext::current().device) {
-      state += states * stat * static_cast<double>(shard.numel());
+    for (const NamedTensor& each : unit->trained()) {
+      bill[MemoryKind::kOptimizerState] +=
+          state * static_cast<double>(each.tensor.numel());
     }
   }
-  bill[MemoryKind::kOptimizerState] = state;
   if (options.steps == 0) {
     bill[MemoryKind::kGradient] = bill[MemoryKind::kOptimizerState] = 0;
   }

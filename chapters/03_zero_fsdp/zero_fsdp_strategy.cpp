@@ -19,6 +19,12 @@ bool is_fsdp(const StrategyOptions& setup) {
   return setup.strategy == "fsdp" || setup.strategy == "fsdp2";
 }
 
+/// The dtype with this name; none for "".
+std::optional<DType> dtype_of(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return dtype_from_name(name);
+}
+
 Options checked(const Options& options, const StrategyOptions& setup,
                 int ranks) {
   check_even_batch(options, ranks, setup.micro_batches, "--micro-batches");
@@ -200,11 +206,6 @@ void check_given(
              value, ": means nothing to --wrap ", setup.wrap,
              "; it belongs to size");
   }
-}
-
-std::optional<DType> dtype_of(const std::string& name) {
-  if (name.empty()) return std::nullopt;
-  return dtype_from_name(name);
 }
 
 DType shortest_dtype(DType parameters, const StrategyOptions& setup) {

@@ -3,7 +3,6 @@
 // A language model under ZeRO or FSDP, for program.cpp and the benchmarks.
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,8 +60,6 @@ void add_options(CommandLine& line, StrategyOptions& setup);
 void check_given(const StrategyOptions& setup,
                  const std::vector<std::pair<std::string, std::string>>& given);
 
-/// The dtype with this name; none for "".
-std::optional<DType> dtype_of(const std::string& name);
 /// The narrowest dtype that is computed or sent.
 DType shortest_dtype(DType parameters, const StrategyOptions& setup);
 

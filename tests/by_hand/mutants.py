@@ -133,9 +133,12 @@ sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
 sharded("zero/zero12.cpp", "options_.alignment, options_.round_robin_gradients);",
         "2, options_.round_robin_gradients);", "ZeroOptions.*")
 sharded("zero/zero.cpp",
-        "finish_bringing_back();\n  publish(/*with_frozen=*/true);",
-        "finish_bringing_back();\n  publish(/*with_frozen=*/false);",
+        "finish_bringing_back();\n    publish(/*with_frozen=*/true);",
+        "finish_bringing_back();\n    publish(/*with_frozen=*/false);",
         "ZeroOptions.*")
+# Stage 3's whole parameters stay flat
+sharded("zero/zero.cpp", "Tensor::empty(each.tensor.shape(),",
+        "Tensor::empty({each.tensor.numel()},", "ZeroState.RankZero*")
 # A unit is kept where its next use is exactly as far as the limit
 sharded("zero/fetches.cpp",
         "reuse_distance(unit) < options_.max_reuse_distance;",

@@ -237,13 +237,6 @@ void FullyShardedDataParallel::check_no_failure(const char* what) const {
            "micro-batch");
 }
 
-void FullyShardedDataParallel::forget_failed_backward() {
-  graph_.reset();
-  reducing_ = nullptr;
-  reshard_all();
-  has_failed_ = false;
-}
-
 // --- Gather and free ---------------------------------------------------------
 
 void FullyShardedDataParallel::unshard(Unit& unit) {
@@ -321,7 +314,11 @@ void FullyShardedDataParallel::clear_grad() {
     unit->flat->drop_reduction();
     unit->flat->drop_grads();
   }
-  if (has_failed_) forget_failed_backward();
+  if (!has_failed_) return;
+  graph_.reset();
+  reducing_ = nullptr;
+  reshard_all();
+  has_failed_ = false;
 }
 
 double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {

@@ -210,7 +210,6 @@ class FullyShardedDataParallel {
   void end_of_backward();
   void begin_orders();
   void backward_failed();
-  void forget_failed_backward();
   void check_no_failure(const char* what) const;
 
   void cast_inputs(Unit& unit, Tensors& inputs);

@@ -17,17 +17,6 @@ Tensor copy_of(const Tensor& x, bool to_host) {
   return copy;
 }
 
-/// Sorts the units' tensors by the model's order of definition.
-std::vector<NamedTensor> in_order(Module& module,
-                                  const std::map<std::string, Tensor>& found) {
-  std::vector<NamedTensor> ordered;
-  for (const NamedTensor& parameter : module.named_parameters()) {
-    const auto it = found.find(parameter.name);
-    if (it != found.end()) ordered.push_back({it->first, it->second});
-  }
-  return ordered;
-}
-
 bool keeps(FullyShardedDataParallel& fsdp, const FullStateDictOptions& setup) {
   return !setup.rank0_only || fsdp.group().rank() == 0;
 }
@@ -103,7 +92,13 @@ std::vector<NamedTensor> full_state_dict(FullyShardedDataParallel& fsdp,
           copy_of(unit->view(full, i), options.offload_to_cpu);
     }
   }
-  return in_order(fsdp.module(), found);
+  // In the model's order of definition
+  std::vector<NamedTensor> ordered;
+  for (const NamedTensor& parameter : fsdp.module().named_parameters()) {
+    const auto it = found.find(parameter.name);
+    if (it != found.end()) ordered.push_back({it->first, it->second});
+  }
+  return ordered;
 }
 
 void load_full_state_dict(FullyShardedDataParallel& fsdp,

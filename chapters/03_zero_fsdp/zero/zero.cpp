@@ -102,12 +102,8 @@ std::int64_t ZeroOptimizer::wire_bytes(DType dtype) const {
   return static_cast<std::int64_t>(dtype_bytes(options_.wire.value_or(dtype)));
 }
 
-std::int64_t ZeroOptimizer::copy_bytes(DType dtype) const {
-  return options_.wire.value_or(dtype) == dtype ? 0 : wire_bytes(dtype);
-}
-
 Tensor ZeroOptimizer::sent_as(const Tensor& bucket) const {
-  if (copy_bytes(bucket.dtype()) == 0) return bucket;
+  if (options_.wire.value_or(bucket.dtype()) == bucket.dtype()) return bucket;
   const MemoryScope kind(MemoryKind::kCommunication);
   const Tensor sent =
       Tensor::empty(bucket.shape(), {*options_.wire, bucket.device()});
@@ -284,7 +280,13 @@ void ZeroOptimizer::update_shard(std::size_t index, double factor) {
     return;
   }
   OptimizerSlot& slot = optimizer_->slots()[index];
-  make_state(slot, group.shard);
+  // State that the optimizer would otherwise create in its first step
+  const DType dtype =
+      group.shard.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  while (slot.state.size() < optimizer_->state_names().size()) {
+    MemoryScope kind(MemoryKind::kOptimizerState);
+    slot.state.push_back(Tensor::zeros({numel}, {dtype, group.shard.device()}));
+  }
   for (std::int64_t begin = 0; begin < numel; begin += most) {
     const Shape shape{std::min(most, numel - begin)};
     const auto part =
@@ -318,24 +320,7 @@ void ZeroOptimizer::finish_bringing_back() {
   returning_.clear();
 }
 
-void ZeroOptimizer::publish_loaded() {
-  for (const ShardGroup& group : groups_) {
-    if (group.is_trained) bring_back(group, 0, group.shard.numel());
-  }
-  finish_bringing_back();
-  publish(/*with_frozen=*/true);
-}
-
 // --- State -------------------------------------------------------------------
-
-void ZeroOptimizer::make_state(OptimizerSlot& slot, const Tensor& shard) {
-  MemoryScope kind(MemoryKind::kOptimizerState);
-  const DType dtype = shard.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  while (slot.state.size() < optimizer_->state_names().size()) {
-    slot.state.push_back(
-        Tensor::zeros({shard.numel()}, {dtype, shard.device()}));
-  }
-}
 
 TrainingState ZeroOptimizer::state() {
   TrainingState state;
@@ -358,7 +343,11 @@ TrainingState ZeroOptimizer::state() {
     for (const OptimizerSlot& slot : optimizer_->slots()) {
       steps_done_ = std::max(steps_done_, slot.step);
     }
-    publish_loaded();
+    for (const ShardGroup& group : groups_) {
+      if (group.is_trained) bring_back(group, 0, group.shard.numel());
+    }
+    finish_bringing_back();
+    publish(/*with_frozen=*/true);
     if (is_updating_) clear_grad();  // of a step that failed
     is_updating_ = false;
   };
@@ -374,11 +363,12 @@ std::vector<NamedTensor> ZeroOptimizer::full_parameters(bool rank0_only) {
   for (const ShardGroup& group : groups_) {
     // Room for the whole tensors
     Tensors targets;
-    for (std::size_t p = 0; is_kept && p < group.parameters.size(); ++p) {
+    for (const NamedTensor& each : group.parameters) {
+      if (!is_kept) break;
       MemoryScope kind(memory_kind_of(group.shard));
       targets.push_back(
-          Tensor::empty(group.layout.shapes[p], {group.shard.dtype(), host}));
-      full[group.parameters[p].name] = targets.back();
+          Tensor::empty(each.tensor.shape(), {group.shard.dtype(), host}));
+      full[each.name] = targets.back();
     }
     // Columns of all shards, a bucket at a time
     const std::int64_t shard = group.shard.numel();

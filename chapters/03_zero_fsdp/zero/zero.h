@@ -166,10 +166,8 @@ class ZeroOptimizer {
   std::vector<ShardGroup> group_parameters(bool with_frozen);
   /// The dtype of the shards of gradients of this dtype, stages 2 and 3.
   DType shard_dtype(DType gradient) const;
-  /// Bytes of an element of this dtype on the wire, and of its copy there:
-  /// 0 if no copy is made.
+  /// Bytes of an element of this dtype on the wire.
   std::int64_t wire_bytes(DType dtype) const;
-  std::int64_t copy_bytes(DType dtype) const;
   /// The bucket, or its copy in the dtype of the wire.
   Tensor sent_as(const Tensor& bucket) const;
 
@@ -181,8 +179,6 @@ class ZeroOptimizer {
   /// Called after an update (or a load, which changes frozen ones, too): sends
   /// the new parameters, from the device, to all ranks.
   virtual void publish(bool with_frozen) = 0;
-  /// Brings all shards back to the device, after a load, and publishes them.
-  void publish_loaded();
   /// Drops the gradients, also those in flight.
   virtual void clear_gradients() = 0;
   /// Called at a backward's first gradient: calls `ended` at its end; if it
@@ -201,8 +197,6 @@ class ZeroOptimizer {
  private:
   /// Throws Error after a failure in the middle of an operation.
   void check_usable(const char* what) const;
-  /// Creates state that the optimizer would otherwise create in its first step.
-  void make_state(OptimizerSlot& slot, const Tensor& shard);
   /// One step of a group's shard, sub-group by sub-group.
   void update_shard(std::size_t group, double factor);
   /// Starts to copy elements [begin, begin + numel) to the device.

@@ -237,19 +237,13 @@ void ZeroStage3::finish_gradients() {
 
 void ZeroStage3::publish(bool with_frozen) {
   fetches_->release_all();  // of a forward before a load
-  refresh_persistent(with_frozen);
-  updated_.record();
-}
-
-void ZeroStage3::refresh_persistent(bool with_frozen) {
+  // Small parameters stay gathered
   for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (!groups_[i].is_trained && !with_frozen) continue;
     std::vector<Slot*> slots;
     for (auto& unit : units_) {
       for (Slot& slot : unit->slots) {
-        if (slot.group == i && slot.is_persistent &&
-            (slot.is_trained || with_frozen)) {
-          slots.push_back(&slot);
-        }
+        if (slot.group == i && slot.is_persistent) slots.push_back(&slot);
       }
     }
     if (slots.empty()) continue;
@@ -257,6 +251,7 @@ void ZeroStage3::refresh_persistent(bool with_frozen) {
     gather(slots, buffer, "persistent").wait();
     unpack(slots, buffer);
   }
+  updated_.record();
 }
 
 void ZeroStage3::clear_gradients() {

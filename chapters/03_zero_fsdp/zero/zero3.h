@@ -113,7 +113,6 @@ class ZeroStage3 : public ZeroOptimizer {
   Work gather(const std::vector<Slot*>& slots, Tensor& buffer,
               const std::string& label);
   void unpack(const std::vector<Slot*>& slots, const Tensor& buffer);
-  void refresh_persistent(bool with_frozen);
 
   void on_gradient(Unit& unit, Slot& slot);
   void copy_into_bucket(Unit& unit, Slot& slot);
