@@ -3,13 +3,12 @@
 // A language model under ZeRO or FSDP, for program.cpp and the benchmarks.
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "chapters/03_zero_fsdp/bill.h"
 #include "chapters/03_zero_fsdp/fsdp/fsdp.h"
-#include "chapters/03_zero_fsdp/fsdp/fsdp_bill.h"
 #include "chapters/03_zero_fsdp/fsdp/state_dict.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/common/run/strategy.h"
@@ -61,8 +60,6 @@ void add_options(CommandLine& line, StrategyOptions& setup);
 void check_given(const StrategyOptions& setup,
                  const std::vector<std::pair<std::string, std::string>>& given);
 
-/// The dtype with this name; none for "".
-std::optional<DType> dtype_of(const std::string& name);
 /// The narrowest dtype that is computed or sent.
 DType shortest_dtype(DType parameters, const StrategyOptions& setup);
 
@@ -96,7 +93,7 @@ class ZeroFsdpStrategy : public Strategy {
   }
 
  private:
-  double predicted_bytes(const fsdp::StepPlan& plan) const;
+  double predicted_bytes(const StepPlan& plan) const;
   MemoryBill memory_bill() const;
 
   Options options_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/shard_layout.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/run/textbook.h"
@@ -21,7 +21,8 @@ int replicas(const MoeOptions& moe, const BillSizes& sizes) {
 double padded(double numel, int ranks) {
   const auto n = static_cast<std::int64_t>(numel);
   return static_cast<double>(
-      zero::flat_layout({n}, ranks, zero::ZeroOptions().alignment).padded);
+      zero::flat_layout({{n}}, ranks, zero::ZeroOptions().alignment)
+          .full_numel());
 }
 
 /// A rank's piece of a micro-batch.
@@ -139,40 +140,25 @@ Reduced reduced_bytes(const MoeOptions& moe, const BillSizes& sizes,
   return {flat, passes * flat, flat};
 }
 
-}  // namespace
-
-double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
-                      double width, const BillSizes& sizes) {
-  const double all = static_cast<double>(experts) * slots * width;
-  // Replicated experts: slots are gathered after them, and their gradients
-  // before; cut experts gather twice as often, and sum f and g
-  const double gathers =
-      (moe.expert_tensor_parallel ? 4 : 2) * all_gather(sizes.t) +
-      (moe.expert_tensor_parallel ? 2 : 0) * all_reduce(sizes.t);
-  return 4 * all_gather(sizes.ep) * all / sizes.t + gathers * all;
-}
-
-namespace {
-
 /// Seconds of a step on the cluster `textbook`, in the terms of the page.
 struct StepTime {
-  textbook::GptTimes model;  ///< of one micro-batch
-  BillSizes sizes;
-  Parameters here;
-  int replicas = 1;
-  double element = 4, stat = 4;
+  const MoeOptions& moe;
+  const BillSizes& sizes;
+  const Parameters& here;
+  KeptSizes z;                                ///< of one micro-batch
+  textbook::GptTimes model;                   ///< of one micro-batch
   double layers = 0, experts = 0, slots = 0;  ///< of one expert
-  bool expert_tp = false;
+  int replicas = 1;
 
   double h() const { return model.h; }
   double c_attn() const { return model.product(6 * h() * h()); }
   double c_proj() const { return model.product(2 * h() * h()); }
   /// The number of slots, and their size in bytes.
   double all_slots() const { return experts * slots; }
-  double slot_bytes() const { return element * all_slots() * h(); }
+  double slot_bytes() const { return z.element * all_slots() * h(); }
 
   double a() const {
-    return textbook::all_reduce(sizes.t, element * model.tokens * h());
+    return textbook::all_reduce(sizes.t, z.element * model.tokens * h());
   }
   double gate() const {
     return 2 * model.tokens * h() * experts / textbook::kRate;
@@ -186,9 +172,13 @@ struct StepTime {
   }
   double gather() const { return textbook::all_gather(sizes.t, slot_bytes()); }
   /// Where TP cuts experts: slots gathered before them, sums of their units.
-  double cut_gather() const { return expert_tp ? gather() : 0; }
+  double cut_gather() const {
+    return moe.expert_tensor_parallel ? gather() : 0;
+  }
   double cut_sum() const {
-    return expert_tp ? textbook::all_reduce(sizes.t, slot_bytes()) : 0;
+    return moe.expert_tensor_parallel
+               ? textbook::all_reduce(sizes.t, slot_bytes())
+               : 0;
   }
 
   double forward() const {
@@ -224,7 +214,7 @@ struct StepTime {
   /// A shard to or from the host.
   double copied(double numel, int ranks) const {
     if (!sizes.offload) return 0;
-    return textbook::message(element * padded(numel, ranks) / ranks);
+    return textbook::message(z.element * padded(numel, ranks) / ranks);
   }
   double copy_dense() const { return copied(here.dense, sizes.dp); }
   double copy_experts() const { return copied(here.experts, replicas); }
@@ -236,14 +226,14 @@ struct StepTime {
     const double behind_exchanges = waits ? loss_left(2 * model.head()) : 0;
     const double beside = waits ? 0 : loss_left(whole_backward());
     if (sizes.zero_stage == 0) {
-      return textbook::all_reduce(sizes.dp, element * here.dense) +
-             textbook::all_reduce(replicas, element * here.experts) +
+      return textbook::all_reduce(sizes.dp, z.element * here.dense) +
+             textbook::all_reduce(replicas, z.element * here.experts) +
              behind_exchanges + beside;
     }
-    const double dense =
-        textbook::all_gather(sizes.dp, element * padded(here.dense, sizes.dp));
+    const double dense = textbook::all_gather(
+        sizes.dp, z.element * padded(here.dense, sizes.dp));
     const double experts = textbook::all_gather(
-        replicas, element * padded(here.experts, replicas));
+        replicas, z.element * padded(here.experts, replicas));
     const double earlier = sizes.zero_stage == 2
                                ? static_cast<double>(sizes.micro_batches - 1)
                                : 0;
@@ -255,8 +245,9 @@ struct StepTime {
            copy_experts() + experts;
   }
   double step() const {
-    const double ends = 2 * a() + 3 * model.head() +
-                        3 * textbook::all_reduce(sizes.t, stat * model.tokens);
+    const double ends =
+        2 * a() + 3 * model.head() +
+        3 * textbook::all_reduce(sizes.t, z.stat * model.tokens);
     return static_cast<double>(sizes.micro_batches) *
                (ends + layers * (forward() + backward())) +
            sums() + textbook::all_reduce(sizes.dp * sizes.t, 8);
@@ -286,22 +277,29 @@ double step_s(const Options& options, const ModelConfig& config,
               const Parameters& here) {
   if (!has_step_time(options, config, moe, sizes, here)) return kNotPredicted;
   const KeptSizes z = sizes_here(options, sizes);
-  StepTime time;
-  time.model = textbook::gpt_times(options, config, z.rows);
+  StepTime time{moe, sizes, here, z,
+                textbook::gpt_times(options, config, z.rows)};
   time.model.t = sizes.t;
   time.model.vocabulary = vocabulary_rows(config, sizes) * sizes.t;
-  time.sizes = sizes;
-  time.here = here;
-  time.replicas = replicas(moe, sizes);
-  time.element = z.element, time.stat = z.stat;
   time.layers = static_cast<double>(config.n_layer);
   time.experts = static_cast<double>(moe.gate.num_experts);
   time.slots = slots_of_expert(moe, moe.gate.num_experts, z.rows * z.tokens);
-  time.expert_tp = moe.expert_tensor_parallel;
+  time.replicas = replicas(moe, sizes);
   return time.step();
 }
 
 }  // namespace
+
+double layer_elements(const MoeOptions& moe, std::int64_t experts, double slots,
+                      double width, const BillSizes& sizes) {
+  const double all = static_cast<double>(experts) * slots * width;
+  // Replicated experts: slots are gathered after them, and their gradients
+  // before; cut experts gather twice as often, and sum f and g
+  const double gathers =
+      (moe.expert_tensor_parallel ? 4 : 2) * all_gather(sizes.t) +
+      (moe.expert_tensor_parallel ? 2 : 0) * all_reduce(sizes.t);
+  return 4 * all_gather(sizes.ep) * all / sizes.t + gathers * all;
+}
 
 Parameters held_parameters(const MoeOptions& moe, const BillSizes& sizes,
                            const Parameters& here) {

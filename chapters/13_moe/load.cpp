@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 
 #include "chapters/pictures/charts.h"
 
@@ -42,28 +43,16 @@ std::vector<double> load_shares(const std::vector<std::int64_t>& counts) {
 }
 
 Loads sum_loads(const MoeRecord& record, ProcessGroup& world, bool counts) {
-  std::string text;
+  Loads own, loads;
   for (const auto& [name, load] : record.loads) {
-    if (!counts || load.exp_counts.empty()) continue;
-    text += name + " " + std::to_string(load.exp_counts.size());
-    for (const std::int64_t each : load.exp_counts) {
-      text += " " + std::to_string(each);
-    }
-    text += "\n";
+    if (counts && !load.exp_counts.empty()) own[name] = load.exp_counts;
   }
-  Loads loads;
-  for (const std::string& of_rank : world.exchange(text)) {
-    std::istringstream lines(of_rank);
-    std::string name;
-    std::size_t n = 0;
-    while (lines >> name >> n) {
+  for (const std::string& text : world.exchange(nlohmann::json(own).dump())) {
+    for (const auto& [name, more] : nlohmann::json::parse(text).get<Loads>()) {
       std::vector<std::int64_t>& sums = loads[name];
-      sums.resize(n);
-      for (std::int64_t& sum : sums) {
-        std::int64_t value = 0;
-        lines >> value;
-        sum += value;
-      }
+      sums.resize(more.size());
+      std::transform(more.begin(), more.end(), sums.begin(), sums.begin(),
+                     std::plus<>());
     }
   }
   return loads;

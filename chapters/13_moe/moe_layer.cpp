@@ -1,21 +1,20 @@
 #include "chapters/13_moe/moe_layer.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/13_moe/dispatch.h"
 #include "core/autograd.h"
 #include "core/check.h"
+#include "core/context.h"
 
 namespace shardbook::moe {
 namespace {
 
 constexpr double kWeightStddev = 0.02;
 
-bool is_many(const ProcessGroup* group) {
-  return group != nullptr && group->size() > 1;
-}
 int size_of(const ProcessGroup* group) {
   return group == nullptr ? 1 : group->size();
 }
@@ -36,7 +35,31 @@ ExpertsShape shape_of(const ModelConfig& config, const MoeOptions& options) {
 /// Dim 1 of [E, C, M]: the slots.
 const tensor_parallel::Cut kSlots{1};
 
+/// This rank's E / ep experts.
+Shards part_of(const ModelConfig& config, const ProcessGroup& ep) {
+  const std::int64_t experts = config.llama.num_experts;
+  SB_CHECK(experts % ep.size() == 0, "--ep ", ep.size(), ": ", experts,
+           " experts do not divide by it; every rank has equally many");
+  return {{0, ep.rank(), ep.size()}};
+}
+
+/// Choices of each expert in a run on shapes: as even as possible.
+std::vector<std::int64_t> even_counts(std::int64_t choices,
+                                      std::int64_t experts) {
+  std::vector<std::int64_t> counts;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    counts.push_back((choices + experts - 1 - e) / experts);
+  }
+  return counts;
+}
+
 }  // namespace
+
+void MoeRecord::Load::add(const std::vector<std::int64_t>& counts) {
+  exp_counts.resize(counts.size());
+  std::transform(counts.begin(), counts.end(), exp_counts.begin(),
+                 exp_counts.begin(), std::plus<>());
+}
 
 MoeLayer::MoeLayer(const std::string& name, const ExpertsShape& shape,
                    const MoeOptions& options, const InitOptions& init,
@@ -54,7 +77,7 @@ MoeLayer::MoeLayer(const std::string& name, const ExpertsShape& shape,
   SB_CHECK(!(options.use_residual && options.shared_expert),
            "--residual: --shared-expert adds the same MLP in another way; give "
            "one of them");
-  SB_CHECK(!options.is_dropless || !is_many(groups.tp),
+  SB_CHECK(!options.is_dropless || size_of(groups.tp) == 1,
            "--dropless: tensor-parallel ranks cut the slots of experts, and "
            "there are none; leave out --tp");
   if (has_mlp_beside(options)) mlp.emplace(std::move(mlp_beside));
@@ -94,7 +117,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
   call.wants_z_loss = options_.z_coefficient > 0;
   call.is_dropless = options_.is_dropless;
   call.capacity_multiple = size_of(groups_.tp);
-  if (is_many(groups_.ep)) {
+  if (size_of(groups_.ep) > 1) {
     call.max_over_ranks = [&](std::int64_t count) {
       return most_of_ranks(count, rows, call.per_row);
     };
@@ -134,7 +157,7 @@ Tensor MoeLayer::forward(const Tensor& x) {
 
 Tensor MoeLayer::with_capacity(const Tensor& rows, const GateResult& gated) {
   const Routing& routing = gated.routing;
-  ProcessGroup* const tp = is_many(groups_.tp) ? groups_.tp : nullptr;
+  ProcessGroup* const tp = size_of(groups_.tp) > 1 ? groups_.tp : nullptr;
   check_slots(routing.capacity, size_of(tp));
   Tensor slots = options_.is_naive ? naive_dispatch(rows, routing)
                                    : dispatch(rows, routing);
@@ -203,13 +226,53 @@ void MoeLayer::remember(const GateResult& gated) {
   load.slots += routing.capacity;
   load.most_slots = std::max(load.most_slots, routing.capacity);
   if (routing.expert.empty()) return;
-  const std::vector<std::int64_t> counts = routing.exp_counts();
-  load.exp_counts.resize(counts.size());
-  for (std::size_t e = 0; e < counts.size(); ++e) {
-    load.exp_counts[e] += counts[e];
-  }
+  load.add(routing.exp_counts());
   if (!options_.is_dropless) load.dropped += routing.num_dropped();
-  if (!gated.l_aux.is_meta()) load.l_aux = gated.l_aux.to_vector<double>()[0];
+}
+
+// --- Experts of a Llama ------------------------------------------------------
+
+SpreadExperts::SpreadExperts(const std::string& name, const ModelConfig& config,
+                             const InitOptions& init, ProcessGroup& ep,
+                             std::shared_ptr<MoeRecord> record)
+    : ModuleOf(name, config, init, part_of(config, ep)),
+      name_(name),
+      ep_(&ep),
+      record_(std::move(record)) {}
+
+Tensor SpreadExperts::through_experts(const Tensor& rows,
+                                      const Choices& choices) {
+  const std::int64_t s = rows.size(0), k = choices.weights.size(1);
+  Routing routing;
+  routing.tokens = s, routing.k = k, routing.experts = choices.experts;
+  routing.expert = choices.chosen;
+
+  MoeRecord::Load& load = record_->loads[name_];
+  const bool is_again = RankContext::current().is_recomputing;
+  const Tensor y = dropless(
+      rows,
+      {routing, choices.weights, ep_,
+       // On shapes all ranks have as many tokens
+       [&](int) { return even_counts(s * k, choices.experts); },
+       [this](const Tensor& grouped) { return apply_experts(grouped); }},
+      is_again ? load.sent_rows_again : load.sent_rows);
+
+  (is_again ? load.forwards_again : load.forwards) += 1;
+  // On shapes nothing is chosen
+  if (!is_again) load.add(routing.exp_counts());
+  return y;
+}
+
+decltype(LayerFactory::mlp) spread_experts(ProcessGroup& ep,
+                                           std::shared_ptr<MoeRecord> record) {
+  return [&ep, record](const std::string& name, const ModelConfig& config,
+                       const InitOptions& init,
+                       const LayerFactory& layers) -> AnyModule {
+    if (!config.llama.has_experts_in(block_of(config, name))) {
+      return {std::make_unique<GptMlp>(name, config, init, layers)};
+    }
+    return {std::make_unique<SpreadExperts>(name, config, init, ep, record)};
+  };
 }
 
 // --- A GPT -------------------------------------------------------------------

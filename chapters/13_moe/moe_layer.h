@@ -21,6 +21,7 @@
 
 #include "chapters/13_moe/experts.h"
 #include "chapters/13_moe/gate.h"
+#include "chapters/common/models/llama_experts.h"
 #include "chapters/common/models/models.h"
 
 namespace shardbook::moe {
@@ -70,7 +71,6 @@ struct MoeRecord {
   struct Load {
     std::vector<std::int64_t> exp_counts;  ///< choices, before dropping
     std::int64_t dropped = 0;
-    double l_aux = 0;  ///< of the last forward
     /// Dropless: rows that this rank sent to other ranks in forwards, and in
     /// those that recomputation ran again.
     std::int64_t sent_rows = 0, sent_rows_again = 0;
@@ -78,6 +78,9 @@ struct MoeRecord {
     /// Sum over forwards of the slots of one expert.
     std::int64_t slots = 0;
     std::int64_t most_slots = 0;  ///< of an expert in one forward
+
+    /// Adds choices of each expert.
+    void add(const std::vector<std::int64_t>& counts);
   };
   /// The load of this rank's tokens, by the layer's name.
   std::map<std::string, Load> loads;
@@ -135,6 +138,32 @@ class MoeLayer : public ModuleOf<MoeLayer> {
 decltype(LayerFactory::mlp) moe_mlp(const MoeOptions& options,
                                     const MoeGroups& groups,
                                     std::shared_ptr<MoeRecord> record);
+
+/// The experts of Mixtral and Qwen3-MoE over the ranks of an EP group: gate.weight
+/// whole; of experts.gate_up_proj [E, h, 2f] and experts.down_proj [E, f, h] E / ep
+/// experts. Routing is the model's own (common/models/llama_experts.h): no
+/// capacity, nothing is dropped. Rows travel as in the dropless layer.
+class SpreadExperts : public ModuleOf<SpreadExperts, LlamaExperts> {
+ public:
+  /// Throws Error unless ep divides the experts.
+  SpreadExperts(const std::string& name, const ModelConfig& config,
+                const InitOptions& init, ProcessGroup& ep,
+                std::shared_ptr<MoeRecord> record);
+  std::string type_name() const override { return "SpreadExperts"; }
+
+ protected:
+  Tensor through_experts(const Tensor& rows, const Choices& choices) override;
+
+ private:
+  std::string name_;
+  ProcessGroup* ep_;
+  std::shared_ptr<MoeRecord> record_;
+};
+
+/// `LayerFactory::mlp` of a model whose config has experts; blocks without them
+/// have the MLP of `layers`. The group outlives the model.
+decltype(LayerFactory::mlp) spread_experts(ProcessGroup& ep,
+                                           std::shared_ptr<MoeRecord> record);
 
 /// Throws Error unless `tp` ranks can share the slots of an expert.
 void check_slots(std::int64_t slots, int tp);

@@ -5,7 +5,6 @@
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/load.h"
-#include "chapters/13_moe/spread_experts.h"
 #include "chapters/common/models/checkpoint.h"
 #include "chapters/common/run/replica_sums.h"
 #include "chapters/common/sharded/loss.h"

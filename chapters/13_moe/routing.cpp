@@ -35,11 +35,13 @@ std::vector<double> with_gumbel(const double* logits, std::int64_t n,
   return noisy;
 }
 
-/// Keeps the first `capacity` choices of each expert in `order` (numbers s k +
-/// j), which also numbers the slots.
-void keep_first(Routing& routing, const std::vector<std::int64_t>& order) {
+/// Keeps the first `capacity` choices of each expert: in the order of tokens, or
+/// all first choices and then all second ones. It also numbers the slots.
+void keep_first(Routing& routing, bool by_choice) {
+  const std::int64_t s = routing.tokens, k = routing.k;
   std::vector<std::int64_t> next(at(routing.experts), 0);
-  for (const std::int64_t choice : order) {
+  for (std::int64_t i = 0; i < s * k; ++i) {
+    const std::int64_t choice = by_choice ? i % s * k + i / s : i;
     const std::int64_t expert = routing.expert[at(choice)];
     if (expert < 0) continue;
     const std::int64_t slot = next[at(expert)]++;
@@ -69,23 +71,6 @@ void keep_best(Routing& routing, const std::vector<double>& priority) {
       routing.slot[at(choices[slot])] = static_cast<std::int64_t>(slot);
     }
   }
-}
-
-std::vector<std::int64_t> token_order(const Routing& routing) {
-  std::vector<std::int64_t> order(at(routing.tokens * routing.k));
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
-
-/// All first choices, then all second ones.
-std::vector<std::int64_t> choice_order(const Routing& routing) {
-  std::vector<std::int64_t> order;
-  for (std::int64_t j = 0; j < routing.k; ++j) {
-    for (std::int64_t s = 0; s < routing.tokens; ++s) {
-      order.push_back(s * routing.k + j);
-    }
-  }
-  return order;
 }
 
 }  // namespace
@@ -235,7 +220,7 @@ void take_slots(Routing& routing, std::int64_t capacity,
     }
     keep_best(routing, priority);
   } else if (k == 2) {
-    keep_first(routing, choice_order(routing));
+    keep_first(routing, /*by_choice=*/true);
   } else if (k > 2 && options.drop_policy == DropPolicy::kProbs) {
     for (std::size_t choice = 0; choice < priority.size(); ++choice) {
       const std::int64_t expert = routing.expert[choice];
@@ -246,7 +231,7 @@ void take_slots(Routing& routing, std::int64_t capacity,
     }
     keep_best(routing, priority);
   } else {
-    keep_first(routing, token_order(routing));
+    keep_first(routing, /*by_choice=*/false);
   }
 }
 
@@ -273,7 +258,7 @@ std::int64_t Routing::num_dropped() const {
 SortedChoices sort_by_expert(const Routing& routing) {
   SortedChoices sorted;
   sorted.counts = routing.exp_counts();
-  for (const std::int64_t choice : token_order(routing)) {
+  for (std::int64_t choice = 0; choice < routing.tokens * routing.k; ++choice) {
     if (routing.expert[at(choice)] >= 0) sorted.choice.push_back(choice);
   }
   std::stable_sort(sorted.choice.begin(), sorted.choice.end(),

@@ -7,7 +7,7 @@
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/07_tensor_parallel/megatron_layers.h"
 #include "chapters/12_sequence_parallel/megatron.h"
-#include "chapters/13_moe/spread_experts.h"
+#include "chapters/13_moe/moe_layer.h"
 #include "chapters/common/sharded/loss.h"
 #include "core/autograd.h"
 

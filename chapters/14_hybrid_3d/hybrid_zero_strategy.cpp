@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "chapters/03_zero_fsdp/zero/zero_time.h"
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/14_hybrid_3d/bill.h"
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
@@ -171,8 +170,9 @@ std::vector<Bill> HybridZeroStrategy::bills() {
   if (has_step_time(options_, setup_, schedule_of(setup_)) && !expert_zero_) {
     // Loss and norm, one after the other, when all gradients are there
     const double sum = textbook::all_reduce(options_.world_size, 8);
-    bill.step_s = zero::step_s(*zero_, model_times(sizes), options_.steps,
-                               setup_.micro_batches, {0, 2 * sum + partial_s});
+    bill.step_s =
+        zero_->step_s(model_times(sizes), options_.steps, setup_.micro_batches,
+                      zero::Sums{0, 2 * sum + partial_s});
   }
   bill.memory =
       expert_zero_ ? expert_zero_memory(sizes) : zero_memory(sizes, *zero_);

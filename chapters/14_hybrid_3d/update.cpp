@@ -64,15 +64,11 @@ Update::Update(const Options& options, const HybridOptions& setup,
       }
       continue;
     }
-    std::vector<std::int64_t> numels;
-    for (const NamedTensor& each : bucket.parameters) {
-      numels.push_back(each.tensor.numel());
-    }
-    bucket.layout =
-        zero::flat_layout(numels, bucket.data->size(), /*alignment=*/2);
+    bucket.layout = zero::flat_layout(zero::shapes_of(bucket.parameters),
+                                      bucket.data->size(), /*alignment=*/2);
     bucket.flat = zero::flatten(bucket.parameters, bucket.layout,
                                 RankContext::current().device);
-    const std::int64_t shard = bucket.layout.shard();
+    const std::int64_t shard = bucket.layout.shard_numel;
     bucket.own = bucket.flat.flat_view(bucket.data->rank() * shard, {shard});
     updated.push_back(bucket.own);
   }
@@ -324,20 +320,17 @@ void Update::add_to(TrainingState& state) {
       add_whole(state, bucket.parameters, *optimizer_);
       continue;
     }
-    for (std::size_t j = 0; j < bucket.parameters.size(); ++j) {
-      for (const zero::OwnedPart& own :
-           bucket.layout.parts(static_cast<int>(j))) {
-        if (own.owner != bucket.data->rank() || own.numel == 0) continue;
-        StatePart part;
-        part.name = bucket.parameters[j].name;
-        part.whole = bucket.parameters[j].tensor.shape();
-        part.begin = own.begin;
-        part.values = bucket.own.flat_view(own.shard_begin, {own.numel});
-        part.optimizer = optimizer_.get();
-        part.slot = i;
-        part.slot_begin = own.shard_begin;
-        state.parts.push_back(std::move(part));
-      }
+    for (const zero::OwnedPart& own :
+         bucket.layout.parts_of_rank(bucket.data->rank())) {
+      const auto& [name, parameter] = bucket.parameters[own.parameter];
+      StatePart& part = state.parts.emplace_back();
+      part.name = name;
+      part.whole = parameter.shape();
+      part.begin = own.begin;
+      part.values = own.of_shard(bucket.own);
+      part.optimizer = optimizer_.get();
+      part.slot = i;
+      part.slot_begin = own.shard_begin;
     }
   }
 }

@@ -35,7 +35,7 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/shard_layout.h"
 #include "chapters/14_hybrid_3d/full_buckets.h"
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/pipeline/pipeline_model.h"
@@ -59,7 +59,7 @@ struct UpdateBucket {
   int stage = 0;
 
   // With ZeRO-1
-  zero::FlatLayout layout;
+  zero::ShardLayout layout;
   Tensor flat;  ///< [padded]; the parameters are views of it
   Tensor own;   ///< [S], this rank's part
   Tensor grad;  ///< [S], during the update

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "chapters/13_moe/conv_net.h"
+#include "chapters/13_moe/cifar.h"
 #include "chapters/13_moe/groups.h"
 #include "chapters/15_engine/engine.h"
 #include "chapters/common/run/options.h"

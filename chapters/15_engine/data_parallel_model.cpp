@@ -9,7 +9,6 @@
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/zero/zero.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
-#include "chapters/03_zero_fsdp/zero/zero_time.h"
 #include "chapters/common/models/checkpoint.h"
 #include "core/autograd.h"
 #include "core/context.h"
@@ -218,7 +217,7 @@ class Sharded : public DataParallelModel {
     if (textbook::has_model_times(options, config)) {
       const auto model = textbook::model_times(
           options, config, static_cast<double>(rows), recomputes);
-      bill.step_s = zero::step_s(*zero_, model, options.steps, micro_steps);
+      bill.step_s = zero_->step_s(model, options.steps, micro_steps);
     }
     return bill;
   }

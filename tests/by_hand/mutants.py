@@ -124,18 +124,21 @@ sharded("zero/zero.cpp", "factor *= clip_factor(norm, options_.clip);",
 sharded("zero/zero.cpp", "group.shard.dtype() == DType::kF16;",
         "dtype_bytes(group.shard.dtype()) == 2;", "ZeroOptions.*")
 sharded("zero/zero.cpp",
-        "sum_over_ranks(group_, sum_of_squares(), \"norm\")) /\n         loss_scale_;",
+        "sum_over_ranks(group_, sum_of_squares(), \"norm\")) /\n           loss_scale_;",
         "sum_over_ranks(group_, sum_of_squares(), \"norm\"));", "ZeroOptions.*")
 sharded("zero/zero.cpp", "part.shard_begin != end", "part.shard_begin < end",
         "ZeroOptions.Neighbours*")
 sharded("zero/zero12.cpp", "options_.round_robin_gradients);", "false);",
         "ZeroOptions.*")
-sharded("zero/zero12.cpp", "flat_layout(group.numels, group_.size(), options_.alignment,",
-        "flat_layout(group.numels, group_.size(), 2,", "ZeroOptions.*")
+sharded("zero/zero12.cpp", "options_.alignment, options_.round_robin_gradients);",
+        "2, options_.round_robin_gradients);", "ZeroOptions.*")
 sharded("zero/zero.cpp",
-        "finish_bringing_back();\n  publish(/*with_frozen=*/true);",
-        "finish_bringing_back();\n  publish(/*with_frozen=*/false);",
+        "finish_bringing_back();\n    publish(/*with_frozen=*/true);",
+        "finish_bringing_back();\n    publish(/*with_frozen=*/false);",
         "ZeroOptions.*")
+# Stage 3's whole parameters stay flat
+sharded("zero/zero.cpp", "Tensor::empty(each.tensor.shape(),",
+        "Tensor::empty({each.tensor.numel()},", "ZeroState.RankZero*")
 # A unit is kept where its next use is exactly as far as the limit
 sharded("zero/fetches.cpp",
         "reuse_distance(unit) < options_.max_reuse_distance;",
@@ -146,25 +149,25 @@ sharded("zero/fetches.cpp",
         "ZeroReuse.*")
 sharded("zero/zero_offload.cpp", ": traffic.to_device) += source.bytes();",
         ": traffic.to_device) += 4 * source.numel();", "ZeroOptions.*")
-sharded("zero/zero12_backward.cpp", "const double share = 1.0 / divisor_before();",
+sharded("zero/zero12.cpp", "const double share = 1.0 / divisor_before();",
         "const double share = 1.0;", "ZeroTrap.*")
-sharded("zero/zero12_backward.cpp",
+sharded("zero/zero12.cpp",
         "bucket.buffer.flat_view(piece.bucket_begin, {piece.numel}).zero();",
         "", "ZeroTrap.*")
-sharded("zero/zero12_backward.cpp",
+sharded("zero/zero12.cpp",
         "take_runs(runs, num_accumulated_ > 0, host_traffic_);",
         "take_runs(runs, false, host_traffic_);",
         "*ZeroParity.Accumulation*/1")
-sharded("zero/zero12_backward.cpp",
+sharded("zero/zero12.cpp",
         "if (options_.stage == 2) entry.parameter.clear_grad();", "",
         "*ZeroParity.Accumulation*/1")
 sharded("zero/zero_buckets.cpp",
         "if (buckets.empty() || filled + numel > bucket_size) {",
         "if (buckets.empty() || filled + numel >= bucket_size) {",
         "ZeroBuckets.*")
-sharded("flat_buffer.cpp",
-        "layout.padded = rounded_up(layout.numel, alignment * ranks);",
-        "layout.padded = rounded_up(layout.numel, ranks);", "ZeroLayout.*")
+sharded("shard_layout.cpp",
+        "const std::int64_t multiple = alignment * ranks;",
+        "const std::int64_t multiple = ranks;", "ZeroLayout.*")
 sharded("zero/zero3_runtime.cpp", "const double share = 1.0 / group_.size();",
         "const double share = 1.0;", "ZeroTrap.*")
 sharded("zero/fetches.cpp",
@@ -186,8 +189,8 @@ sharded("fsdp/fsdp.cpp",
         "FsdpDivision.*")
 sharded("fsdp/fsdp.cpp", "options_.limit_all_gathers && freed_.size() >= 2",
         "options_.limit_all_gathers && freed_.size() >= 3", "FsdpStreams.*")
-sharded("fsdp/fsdp.cpp", "return (is_zero3 && !unit.is_root) ||",
-        "return is_zero3 ||", "FsdpGathers.*")
+sharded("fsdp/fsdp.cpp", "return unit.is_root ? !context.grad_enabled : options_.gathers_again();",
+        "return options_.gathers_again();", "FsdpGathers.*")
 sharded("fsdp/fsdp.cpp", "unit.awaited -= 1;\n  if (unit.calls > 0) return;",
         "unit.awaited -= 1;", "FsdpUses.*")
 sharded("fsdp/fsdp_units.cpp",
@@ -204,7 +207,7 @@ sharded("fsdp/flat_parameter.cpp", "if (groups_.replicas != nullptr) {",
         "if (groups_.replicas != nullptr && reduce_dtype_ != DType::kBF16) {",
         "FsdpHybrid.*")
 sharded("fsdp/flat_parameter.cpp",
-        "part_of(grads_, end, grads_.numel() - end).zero();", "",
+        "grads_.flat_view(end, {grads_.numel() - end}).zero();", "",
         "FsdpPadding.*")
 sharded("fsdp/flat_parameter.cpp",
         "host_traffic_.to_host += output.bytes();",
@@ -352,12 +355,12 @@ step_of["02_ddp"](
     "bill.cpp", "options.steps == 2 && !finds_unused(ddp.options())", "false",
     "TextbookDdp.*")
 step_of["03_zero_fsdp"](
-    "zero_fsdp_step_time.cpp", "model.layer_backward, before + next)",
+    "bill.cpp", "model.layer_backward, before + next)",
     "model.layer_backward, std::max(before, next))", "*TextbookSharded.*")
 step_of["03_zero_fsdp"](
-    "zero/zero_time.cpp", "(options.stage == 1 ? 1 : micro_steps) * reduce",
+    "bill.cpp", "(options_.stage == 1 ? 1 : micro) * reduce",
     "reduce", "*TextbookSharded.*")
-sharded("zero/zero_bill.cpp", ": stage == 1   ? whole * bytes.gradient",
+sharded("bill.cpp", ": stage == 1   ? whole * bytes.gradient",
         ": stage <= 2   ? whole * bytes.gradient", "ZeroFsdpBill.Few*")
 step_of["04_model_parallel"](
     "bill.cpp", "std::max(first.backward, second.backward + copy)",

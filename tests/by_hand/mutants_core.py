@@ -128,8 +128,8 @@ cut("bill.cpp", "[static_cast<std::size_t>(cut)]", "[1]",
 engine = chapter("15_engine", "engine")
 SKIPS = "EngineStrategies.F16OverflowsWhereARankDoes"
 engine("strategies.cpp", "one.averages_replicas = true", "void()", SKIPS)
-zero = chapter("03_zero_fsdp/zero", "engine")
-zero("zero_bill.cpp", "has_updates || (trains && is_resumed)", "trains",
+zero = chapter("03_zero_fsdp", "engine")
+zero("bill.cpp", "has_updates || (trains && is_resumed)", "trains",
      SKIPS)
 # Experts: a step that is left out on some ranks alone, a norm that counts them
 # edp times, losses of gates that are not scaled, values of the wrong rank

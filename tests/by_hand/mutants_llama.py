@@ -178,7 +178,7 @@ of_ranks("models/llama_experts.cpp", "all.tokens / tokens);",
 of_ranks("pipeline/pipeline_bill.cpp", "decoder_names(config).head.empty() &&",
          "", GOLDEN + "05_gpipe*world_size_2*llama_gqa")
 moe = folder("chapters/13_moe", "golden_strategies")
-moe("dropless.cpp", "sent_rows += n - send[here] + total - recv[here];",
+moe("dispatch.cpp", "sent_rows += n - send[here] + total - recv[here];",
     "sent_rows += n - send[here];", GOLDEN + "13_moe*top2")
 moe("bill.cpp", "part.parameters() / sizes.ep", "part.parameters()",
     GOLDEN + "13_moe*top2")

@@ -328,8 +328,8 @@ moe("moe_strategy.cpp", ': mesh.group("edp-tp")),', ': mesh.group("edp")),',
     "*MoeForms*")
 moe("routing.cpp", "std::ceil(even - 1e-6)",
     "std::ceil(static_cast<float>(even) + 1e-6)", "Capacity.*")
-moe("routing.cpp", "keep_first(routing, choice_order(routing));",
-    "keep_first(routing, token_order(routing));", "TopTwo.*")
+moe("routing.cpp", "keep_first(routing, /*by_choice=*/true);",
+    "keep_first(routing, /*by_choice=*/false);", "TopTwo.*")
 moe("routing.cpp",
     "random_.batch.first + token / per_row_ * random_.batch.stride",
     "token / per_row_", "TokenDraws.*:*MoeForms*")

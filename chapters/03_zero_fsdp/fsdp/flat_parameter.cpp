@@ -11,16 +11,14 @@
 namespace shardbook::fsdp {
 namespace {
 
-std::vector<Shape> shapes_of(const std::vector<NamedTensor>& parameters) {
-  std::vector<Shape> shapes;
-  for (const NamedTensor& p : parameters) shapes.push_back(p.tensor.shape());
-  return shapes;
-}
-
 Tensor empty(std::int64_t numel, DType dtype, const Device& device,
              MemoryKind kind) {
   MemoryScope scope(kind);
   return Tensor::empty({numel}, {dtype, device});
+}
+
+std::int64_t bytes(std::int64_t numel, DType dtype) {
+  return numel * static_cast<std::int64_t>(dtype_bytes(dtype));
 }
 
 }  // namespace
@@ -39,8 +37,9 @@ FlatParameter::FlatParameter(const std::string& name,
     std::stable_partition(parameters.begin(), parameters.end(), is_trained);
   }
   const int d = groups.shards ? groups.shards->size() : 1;
-  layout_ = per_parameter ? row_layout(shapes_of(parameters), d)
-                          : flat_layout(shapes_of(parameters), d);
+  const std::vector<Shape> shapes = zero::shapes_of(parameters);
+  layout_ = per_parameter ? zero::row_layout(shapes, d)
+                          : zero::flat_layout(shapes, d);
 
   // One dtype, and (v1) trained or frozen as a whole
   dtype_ = parameters[0].tensor.dtype();
@@ -60,7 +59,7 @@ FlatParameter::FlatParameter(const std::string& name,
     names_.push_back(path);
     requires_grad_.push_back(tensor.requires_grad());
     if (!tensor.requires_grad()) continue;
-    grad_numel_ = per_parameter ? layout_.full_offset[i] / d + layout_.chunk[i]
+    grad_numel_ = per_parameter ? layout_.offsets[i] / d + layout_.chunk[i]
                                 : layout_.shard_numel;
   }
   is_whole_ = d == 1 && compute_dtype_ == dtype_ && !options.offload_params;
@@ -76,9 +75,8 @@ void FlatParameter::make_shard(const std::vector<NamedTensor>& parameters) {
                  MemoryKind::kParameter);
   shard_.zero();  // padding is zero
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Piece piece = layout_.piece(i, shard_rank());
-    part_of(shard_, piece.shard_offset, piece.numel())
-        .copy_from(part_of(parameters[i].tensor, piece.begin, piece.numel()));
+    const OwnedPart own = own_part(i);
+    own.of_shard(shard_).copy_from(own.of_whole(parameters[i].tensor));
   }
 
   // Replace the parameters by views of the full array
@@ -100,43 +98,33 @@ void FlatParameter::make_trained(bool per_parameter) {
   if (!needs_grad()) return;
   if (!per_parameter) {
     trained_.push_back({name_, shard_});
-    trained_pieces_.push_back({0, layout_.shard_numel, 0});
+    trained_parts_.push_back({0, 0, 0, 0, layout_.shard_numel});
     return;
   }
   for (std::size_t i = 0; i < names_.size(); ++i) {
     if (!requires_grad_[i]) continue;
-    const Piece piece = layout_.piece(i, shard_rank());
-    trained_.push_back(
-        {names_[i], part_of(shard_, piece.shard_offset, piece.numel())});
-    trained_pieces_.push_back(piece);
+    trained_parts_.push_back(own_part(i));
+    trained_.push_back({names_[i], trained_parts_.back().of_shard(shard_)});
   }
 }
 
 // --- Gather --------------------------------------------------------------------
 
-Tensor FlatParameter::own_part(const Tensor& message,
-                               std::int64_t numel) const {
-  return part_of(message, shard_rank() * numel, numel);
-}
-
-// Memory for the gathered message: in v1 it is the full array itself.
-Tensor FlatParameter::gathered_message() {
-  if (!layout_.per_parameter) {
-    restore_storage(full_);
-    return full_;
-  }
-  staging_ = empty(layout_.full_numel(), compute_dtype_, full_.device(),
-                   MemoryKind::kCommunication);
-  return staging_;
-}
-
 void FlatParameter::start_gather() {
   if (state_ != State::kSharded) return;
-  const Tensor message = gathered_message();
+  // Memory for the message: in v1 it is the full array itself
+  Tensor message = full_;
+  if (layout_.per_parameter) {
+    message = staging_ = empty(layout_.full_numel(), compute_dtype_,
+                               full_.device(), MemoryKind::kCommunication);
+  } else {
+    restore_storage(full_);
+  }
   // Cast (or fetch) into the own part of the message, then gather in place
   Tensor input = shard_;
   if (compute_dtype_ != dtype_ || options_.offload_params || ranks() == 1) {
-    input = own_part(message, layout_.shard_numel);
+    const std::int64_t n = layout_.shard_numel;
+    input = message.flat_view(shard_rank() * n, {n});
     input.copy_from(shard_);
     if (options_.offload_params) host_traffic_.to_device += shard_.bytes();
   }
@@ -175,9 +163,8 @@ void FlatParameter::copy_out(const Tensor& message, const Tensor& full) const {
   for (std::size_t i = 0; i < layout_.size(); ++i) {
     const std::int64_t n = layout_.chunk[i];
     for (std::int64_t r = 0; r < ranks(); ++r) {
-      copies.copy(layout_.full_offset[i] + r * n,
-                  r * layout_.shard_numel + layout_.full_offset[i] / ranks(),
-                  n);
+      copies.copy(layout_.offsets[i] + r * n,
+                  r * layout_.shard_numel + layout_.offsets[i] / ranks(), n);
     }
   }
 }
@@ -190,8 +177,8 @@ void FlatParameter::copy_in(const Tensor& full, const Tensor& message,
     if (!requires_grad_[i]) continue;
     const std::int64_t n = layout_.chunk[i];
     for (std::int64_t r = 0; r < ranks(); ++r) {
-      copies.copy(r * part + layout_.full_offset[i] / ranks(),
-                  layout_.full_offset[i] + r * n, n);
+      copies.copy(r * part + layout_.offsets[i] / ranks(),
+                  layout_.offsets[i] + r * n, n);
     }
   }
 }
@@ -231,8 +218,8 @@ void FlatParameter::start_reduce(double divide_before) {
   std::int64_t end = 0;
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
     if (layout_.per_parameter && !requires_grad_[i]) break;
-    const std::int64_t begin = layout_.full_offset[i];
-    part_of(grads_, end, begin - end).zero();
+    const std::int64_t begin = layout_.offsets[i];
+    grads_.flat_view(end, {begin - end}).zero();
     const Tensor place = view(grads_, i), grad = leaves_[i].grad();
     end = begin + place.numel();
     if (!grad.defined()) {
@@ -241,7 +228,7 @@ void FlatParameter::start_reduce(double divide_before) {
       place.copy_from(grad);
     }
   }
-  part_of(grads_, end, grads_.numel() - end).zero();
+  grads_.flat_view(end, {grads_.numel() - end}).zero();
   Tensor grads = grads_;
   drop_grads();
 
@@ -295,8 +282,7 @@ void FlatParameter::take(const Tensor& output) {
   }
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     const Tensor& target = trained_[i].tensor;
-    const Tensor part = part_of(grad, trained_pieces_[i].shard_offset,
-                                trained_pieces_[i].numel());
+    const Tensor part = trained_parts_[i].of_shard(grad);
     if (target.grad().defined()) {
       add_into(target.grad(), part);
     } else {
@@ -308,7 +294,7 @@ void FlatParameter::take(const Tensor& output) {
 // --- State ---------------------------------------------------------------------
 
 Tensor FlatParameter::view(const Tensor& full, std::size_t i) const {
-  return full.flat_view(layout_.full_offset[i], layout_.shapes[i]);
+  return full.flat_view(layout_.offsets[i], layout_.shapes[i]);
 }
 
 Tensor FlatParameter::gather(const Tensor& shard,
@@ -335,19 +321,12 @@ Tensor FlatParameter::gather(const Tensor& shard,
 
 void FlatParameter::scatter(const Tensor& full, const Tensor& shard) const {
   for (std::size_t i = 0; i < layout_.size(); ++i) {
-    const Piece piece = layout_.piece(i, shard_rank());
-    part_of(shard, piece.shard_offset, piece.numel())
-        .copy_from(part_of(view(full, i), piece.begin, piece.numel()));
+    const OwnedPart own = own_part(i);
+    own.of_shard(shard).copy_from(own.of_whole(view(full, i)));
   }
 }
 
 // --- Bytes ---------------------------------------------------------------------
-
-namespace {
-std::int64_t bytes(std::int64_t numel, DType dtype) {
-  return numel * static_cast<std::int64_t>(dtype_bytes(dtype));
-}
-}  // namespace
 
 std::int64_t FlatParameter::full_bytes() const {
   return is_whole_ ? 0 : bytes(layout_.full_numel(), compute_dtype_);

@@ -24,13 +24,16 @@
 #include <string>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
 #include "chapters/03_zero_fsdp/fsdp/wrap.h"
+#include "chapters/03_zero_fsdp/shard_layout.h"
 #include "chapters/03_zero_fsdp/zero/zero_offload.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 
 namespace shardbook::fsdp {
+
+using zero::OwnedPart;
+using zero::ShardLayout;
 
 /// The ranks that a unit is spread over; null: this rank alone.
 struct UnitGroups {
@@ -92,17 +95,20 @@ class FlatParameter {
   void scatter(const Tensor& full, const Tensor& shard) const;
 
   int shard_rank() const { return groups_.shards ? groups_.shards->rank() : 0; }
+  /// This rank's part of parameter i.
+  OwnedPart own_part(std::size_t i) const {
+    return layout_.part(i, shard_rank());
+  }
   const UnitGroups& groups() const { return groups_; }
   const zero::HostTraffic& host_traffic() const { return host_traffic_; }
 
   // Bytes, for the bill.
-  std::int64_t shard_bytes() const { return shard_.bytes(); }
   bool is_on_host() const { return options_.offload_params; }
   std::int64_t full_bytes() const;  ///< 0 if full is the shard
   std::int64_t shard_grad_bytes() const;
   /// A gradient message, padding included.
   std::int64_t message_bytes() const;
-  std::int64_t ranks() const { return layout_.num_ranks; }
+  std::int64_t ranks() const { return layout_.ranks; }
 
  private:
   enum class State { kSharded, kGathering, kFull };
@@ -113,8 +119,6 @@ class FlatParameter {
   /// The reduced shard becomes the gradient without another copy.
   bool output_is_grad() const;
   void make_trained(bool per_parameter);
-  Tensor gathered_message();
-  Tensor own_part(const Tensor& message, std::int64_t numel) const;
   void copy_out(const Tensor& message, const Tensor& full) const;
   void copy_in(const Tensor& full, const Tensor& message,
                std::int64_t part) const;
@@ -136,7 +140,7 @@ class FlatParameter {
   Tensor shard_, full_;
   Tensors leaves_;
   std::vector<NamedTensor> trained_;
-  std::vector<Piece> trained_pieces_;
+  std::vector<OwnedPart> trained_parts_;
   Tensor staging_;  ///< v2: the gathered message
   Work gather_work_;
   Tensor grads_;

@@ -116,11 +116,8 @@ bool FullyShardedDataParallel::frees_after_forward(const Unit& unit) const {
   const RankContext& context = RankContext::current();
   // A recomputed forward is followed by its backward
   if (context.is_recomputing) return false;
-  const bool is_zero3 =
-      options_.sharding_strategy == ShardingStrategy::kFullShard ||
-      options_.sharding_strategy == ShardingStrategy::kHybridShard;
   // Backward begins with the root; without a backward nothing is kept
-  return (is_zero3 && !unit.is_root) || (unit.is_root && !context.grad_enabled);
+  return unit.is_root ? !context.grad_enabled : options_.gathers_again();
 }
 
 void FullyShardedDataParallel::post_forward(Unit& unit, Tensors& outputs) {
@@ -240,13 +237,6 @@ void FullyShardedDataParallel::check_no_failure(const char* what) const {
            "micro-batch");
 }
 
-void FullyShardedDataParallel::forget_failed_backward() {
-  graph_.reset();
-  reducing_ = nullptr;
-  reshard_all();
-  has_failed_ = false;
-}
-
 // --- Gather and free ---------------------------------------------------------
 
 void FullyShardedDataParallel::unshard(Unit& unit) {
@@ -324,7 +314,11 @@ void FullyShardedDataParallel::clear_grad() {
     unit->flat->drop_reduction();
     unit->flat->drop_grads();
   }
-  if (has_failed_) forget_failed_backward();
+  if (!has_failed_) return;
+  graph_.reset();
+  reducing_ = nullptr;
+  reshard_all();
+  has_failed_ = false;
 }
 
 double FullyShardedDataParallel::clip_grad_norm_(double max_norm) {

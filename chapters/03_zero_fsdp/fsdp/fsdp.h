@@ -91,6 +91,12 @@ struct FsdpOptions {
   bool check_execution_order = true;
   /// FSDP v2 (fully_shard).
   bool per_parameter = false;
+
+  /// Units are freed after forward, and gathered again for backward.
+  bool gathers_again() const {
+    return sharding_strategy == ShardingStrategy::kFullShard ||
+           sharding_strategy == ShardingStrategy::kHybridShard;
+  }
 };
 
 /// Returns f: gradients are divided by f before the sum and by d / f after it,
@@ -204,7 +210,6 @@ class FullyShardedDataParallel {
   void end_of_backward();
   void begin_orders();
   void backward_failed();
-  void forget_failed_backward();
   void check_no_failure(const char* what) const;
 
   void cast_inputs(Unit& unit, Tensors& inputs);

@@ -127,9 +127,8 @@ void FullyShardedDataParallel::broadcast_states() {
 void FullyShardedDataParallel::make_units(const WrapPlan& plan) {
   // The root, units wrapped by hand, units of the policy
   std::map<const Module*, UnitOptions> options;
-  UnitOptions defaults;
-  defaults.offload_params = options_.cpu_offload.offload_params;
-  defaults.mixed_precision = options_.mixed_precision;
+  const UnitOptions defaults{options_.cpu_offload.offload_params,
+                             options_.mixed_precision};
   options[&module_] = defaults;
   for (Module* found : auto_wrap(module_, options_.auto_wrap_policy, plan)) {
     options[found] = defaults;

@@ -17,17 +17,6 @@ Tensor copy_of(const Tensor& x, bool to_host) {
   return copy;
 }
 
-/// Sorts the units' tensors by the model's order of definition.
-std::vector<NamedTensor> in_order(Module& module,
-                                  const std::map<std::string, Tensor>& found) {
-  std::vector<NamedTensor> ordered;
-  for (const NamedTensor& parameter : module.named_parameters()) {
-    const auto it = found.find(parameter.name);
-    if (it != found.end()) ordered.push_back({it->first, it->second});
-  }
-  return ordered;
-}
-
 bool keeps(FullyShardedDataParallel& fsdp, const FullStateDictOptions& setup) {
   return !setup.rank0_only || fsdp.group().rank() == 0;
 }
@@ -42,16 +31,16 @@ std::vector<StatePart> parts_of(const FlatParameter& unit,
       trained.size() == 1 && trained[0].tensor.is_same(unit.shard());
   std::vector<StatePart> parts;
   for (std::size_t i = 0; i < unit.names().size(); ++i) {
-    const Piece piece = unit.layout().piece(i, unit.shard_rank());
+    const OwnedPart own = unit.own_part(i);
     StatePart& part = parts.emplace_back();
     part.name = unit.names()[i];
     part.whole = unit.layout().shapes[i];
-    part.begin = piece.begin;
-    part.values = part_of(unit.shard(), piece.shard_offset, piece.numel());
+    part.begin = own.begin;
+    part.values = own.of_shard(unit.shard());
     if (optimizer == nullptr || !unit.leaves()[i].requires_grad()) continue;
     part.optimizer = optimizer;
     part.slot = is_flat ? first : first++;
-    part.slot_begin = is_flat ? piece.shard_offset : 0;
+    part.slot_begin = is_flat ? own.shard_begin : 0;
   }
   return parts;
 }
@@ -69,10 +58,9 @@ Tensor packed_state(const FlatParameter& unit,
       MemoryScope kind(MemoryKind::kOptimizerState);
       packed = Tensor::zeros(unit.shard().shape(), slot.state[which].options());
     }
-    const Piece piece = unit.layout().piece(i, unit.shard_rank());
-    part_of(packed, piece.shard_offset, piece.numel())
-        .copy_from(
-            part_of(slot.state[which], parts[i].slot_begin, piece.numel()));
+    const OwnedPart own = unit.own_part(i);
+    own.of_shard(packed).copy_from(
+        slot.state[which].flat_view(parts[i].slot_begin, {own.numel}));
   }
   return packed;
 }
@@ -104,60 +92,63 @@ std::vector<NamedTensor> full_state_dict(FullyShardedDataParallel& fsdp,
           copy_of(unit->view(full, i), options.offload_to_cpu);
     }
   }
-  return in_order(fsdp.module(), found);
+  // In the model's order of definition
+  std::vector<NamedTensor> ordered;
+  for (const NamedTensor& parameter : fsdp.module().named_parameters()) {
+    const auto it = found.find(parameter.name);
+    if (it != found.end()) ordered.push_back({it->first, it->second});
+  }
+  return ordered;
 }
 
 void load_full_state_dict(FullyShardedDataParallel& fsdp,
                           const std::vector<NamedTensor>& state) {
-  std::vector<ShardedTensor> pieces;
+  std::vector<StatePart> pieces;
   for (const NamedTensor& entry : state) {
-    pieces.push_back({entry.name, entry.tensor.shape(), 0, entry.tensor});
+    StatePart& piece = pieces.emplace_back();
+    piece.name = entry.name;
+    piece.whole = entry.tensor.shape();
+    piece.values = entry.tensor;
   }
   load_sharded_state_dict(fsdp, pieces);
 }
 
 // --- Sharded -------------------------------------------------------------------
 
-std::vector<ShardedTensor> sharded_state_dict(FullyShardedDataParallel& fsdp) {
-  std::vector<ShardedTensor> pieces;
+std::vector<StatePart> sharded_state_dict(FullyShardedDataParallel& fsdp) {
+  std::vector<StatePart> pieces;
   for (const FlatParameter* unit : fsdp.units()) {
-    for (const StatePart& part : parts_of(*unit)) {
+    for (StatePart& part : parts_of(*unit)) {
       if (part.values.numel() == 0) continue;
-      pieces.push_back({part.name, part.whole, part.begin,
-                        copy_of(part.values, /*to_host=*/true)});
+      part.values = copy_of(part.values, /*to_host=*/true);
+      pieces.push_back(std::move(part));
     }
   }
   return pieces;
 }
 
 void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
-                             const std::vector<ShardedTensor>& pieces) {
+                             const std::vector<StatePart>& pieces) {
   fsdp.reshard_all();
-  std::map<std::string, std::vector<const ShardedTensor*>> by_name;
-  for (const ShardedTensor& piece : pieces) {
-    by_name[piece.name].push_back(&piece);
-  }
-  for (auto& [name, list] : by_name) {
-    std::sort(list.begin(), list.end(),
-              [](const ShardedTensor* a, const ShardedTensor* b) {
-                return a->begin < b->begin;
-              });
+  std::map<std::string, std::multimap<std::int64_t, const StatePart*>> by_name;
+  for (const StatePart& piece : pieces) {
+    by_name[piece.name].emplace(piece.begin, &piece);
   }
   for (const FlatParameter* unit : fsdp.units()) {
     for (const StatePart& own : parts_of(*unit)) {
       // Copy the overlap of each piece with this rank's
       const std::int64_t own_end = own.begin + own.values.numel();
       std::int64_t covered = own.begin;
-      for (const ShardedTensor* piece : by_name[own.name]) {
-        SB_CHECK(piece->shape == own.whole, "fsdp: '", own.name, "' has shape ",
-                 shape_text(piece->shape), " in the state, the model needs ",
+      for (const auto& [begin, piece] : by_name[own.name]) {
+        SB_CHECK(piece->whole == own.whole, "fsdp: '", own.name, "' has shape ",
+                 shape_text(piece->whole), " in the state, the model needs ",
                  shape_text(own.whole));
         const std::int64_t end =
-            std::min(own_end, piece->begin + piece->values.numel());
-        if (piece->begin > covered || end <= covered) continue;
-        part_of(own.values, covered - own.begin, end - covered)
-            .copy_from(
-                part_of(piece->values, covered - piece->begin, end - covered));
+            std::min(own_end, begin + piece->values.numel());
+        if (begin > covered || end <= covered) continue;
+        const Shape overlap{end - covered};
+        own.values.flat_view(covered - own.begin, overlap)
+            .copy_from(piece->values.flat_view(covered - begin, overlap));
         covered = end;
       }
       SB_CHECK(covered >= own_end, "fsdp: the state has no element ", covered,
@@ -250,7 +241,7 @@ void load_full_optim_state_dict(
         for (const StateField& own : fields_of(part)) {
           if (own.name != whole.name) continue;
           own.values.copy_from(
-              part_of(whole.tensor, part.begin, own.values.numel()));
+              whole.tensor.flat_view(part.begin, {own.values.numel()}));
         }
       }
     }

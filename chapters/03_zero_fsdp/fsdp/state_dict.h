@@ -35,19 +35,12 @@ std::vector<NamedTensor> full_state_dict(
 void load_full_state_dict(FullyShardedDataParallel& fsdp,
                           const std::vector<NamedTensor>& state);
 
-/// Elements [begin, begin + values.numel()) of one parameter, flattened.
-struct ShardedTensor {
-  std::string name;
-  Shape shape;  ///< of the whole
-  std::int64_t begin = 0;
-  Tensor values;
-};
 /// This rank's parts, as copies: no communication, no padding.
-std::vector<ShardedTensor> sharded_state_dict(FullyShardedDataParallel& fsdp);
+std::vector<StatePart> sharded_state_dict(FullyShardedDataParallel& fsdp);
 /// From the pieces of all ranks of any earlier run, in any order. Throws Error
 /// that names the parameter and the first element which no piece covers.
 void load_sharded_state_dict(FullyShardedDataParallel& fsdp,
-                             const std::vector<ShardedTensor>& pieces);
+                             const std::vector<StatePart>& pieces);
 
 /// This rank's shards as they are, by unit. Copies.
 std::vector<NamedTensor> local_state_dict(FullyShardedDataParallel& fsdp);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "chapters/02_ddp/ddp.h"
 #include "chapters/03_zero_fsdp/zero/zero12.h"
@@ -11,6 +12,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
+#include "core/tensor_storage.h"
 
 namespace shardbook::zero {
 namespace {
@@ -82,8 +84,6 @@ std::vector<ZeroOptimizer::ShardGroup> ZeroOptimizer::group_parameters(
       found = std::prev(groups.end());
     }
     found->parameters.push_back(entry);
-    found->shapes.push_back(entry.tensor.shape());
-    found->numels.push_back(entry.tensor.numel());
   }
   std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) {
     return a.is_trained > b.is_trained;
@@ -91,11 +91,6 @@ std::vector<ZeroOptimizer::ShardGroup> ZeroOptimizer::group_parameters(
   SB_CHECK(!groups.empty() && groups[0].is_trained, "zero: no parameter of ",
            module_.type_name(), " requires a gradient; run the module itself");
   return groups;
-}
-
-const Device& ZeroOptimizer::optimizer_device() const {
-  RankContext& context = RankContext::current();
-  return options_.offload_optimizer ? context.host() : context.device;
 }
 
 DType ZeroOptimizer::shard_dtype(DType gradient) const {
@@ -107,12 +102,8 @@ std::int64_t ZeroOptimizer::wire_bytes(DType dtype) const {
   return static_cast<std::int64_t>(dtype_bytes(options_.wire.value_or(dtype)));
 }
 
-std::int64_t ZeroOptimizer::copy_bytes(DType dtype) const {
-  return options_.wire.value_or(dtype) == dtype ? 0 : wire_bytes(dtype);
-}
-
 Tensor ZeroOptimizer::sent_as(const Tensor& bucket) const {
-  if (copy_bytes(bucket.dtype()) == 0) return bucket;
+  if (options_.wire.value_or(bucket.dtype()) == bucket.dtype()) return bucket;
   const MemoryScope kind(MemoryKind::kCommunication);
   const Tensor sent =
       Tensor::empty(bucket.shape(), {*options_.wire, bucket.device()});
@@ -137,6 +128,11 @@ std::int64_t ZeroOptimizer::shard_numel() const {
   return numel;
 }
 
+double ZeroOptimizer::predicted_load_bytes() const {
+  const double d = group_.size();
+  return (d - 1) / d * published_bytes();
+}
+
 // --- The step ----------------------------------------------------------------
 
 std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
@@ -149,22 +145,12 @@ std::vector<NamedTensor> ZeroOptimizer::own_gradients() {
   std::vector<NamedTensor> own;
   for (const ShardGroup& group : groups_) {
     if (!group.is_trained) continue;
-    for (const OwnedPart& part : group.parts) {
-      if (part.owner != group_.rank() || part.numel == 0) continue;
+    for (const OwnedPart& part : group.layout.parts_of_rank(group_.rank())) {
       own.push_back(
-          {group.parameters[static_cast<std::size_t>(part.parameter)].name,
-           group.grad.flat_view(part.shard_begin, {part.numel})});
+          {group.parameters[part.parameter].name, part.of_shard(group.grad)});
     }
   }
   return own;
-}
-
-// Each element is in one shard, and padding is zero: the sum over ranks counts
-// everything once. All ranks see an overflow on one: inf and nan survive the
-// sum.
-double ZeroOptimizer::global_norm() {
-  return std::sqrt(sum_over_ranks(group_, sum_of_squares(), "norm")) /
-         loss_scale_;
 }
 
 double ZeroOptimizer::sum_of_squares() const {
@@ -187,11 +173,9 @@ std::array<double, 2> ZeroOptimizer::sums_of_squares(
       sums[which] +=
           shardbook::sum_of_squares(group.grad.flat_view(begin, {end - begin}));
     };
-    for (const OwnedPart& part : group.parts) {
-      if (part.owner != group_.rank() || part.numel == 0) continue;
-      const NamedTensor& parameter =
-          group.parameters[static_cast<std::size_t>(part.parameter)];
-      const std::size_t own = is_second(parameter.name) ? 1 : 0;
+    for (const OwnedPart& part : group.layout.parts_of_rank(group_.rank())) {
+      const std::size_t own =
+          is_second(group.parameters[part.parameter].name) ? 1 : 0;
       if (own != which || part.shard_begin != end) {
         add();
         begin = part.shard_begin;
@@ -240,7 +224,11 @@ double ZeroOptimizer::step() {
     PhaseScope phase(Phase::kOptimizer);
     NoGrad no_grad;
     finish_gradients();
-    norm = global_norm();
+    // Each element is in one shard, and padding is zero: the sum over ranks
+    // counts everything once. All ranks see an overflow on one: inf and nan
+    // survive the sum
+    norm = std::sqrt(sum_over_ranks(group_, sum_of_squares(), "norm")) /
+           loss_scale_;
   }
   return step(norm);
 }
@@ -292,7 +280,13 @@ void ZeroOptimizer::update_shard(std::size_t index, double factor) {
     return;
   }
   OptimizerSlot& slot = optimizer_->slots()[index];
-  make_state(slot, group.shard);
+  // State that the optimizer would otherwise create in its first step
+  const DType dtype =
+      group.shard.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  while (slot.state.size() < optimizer_->state_names().size()) {
+    MemoryScope kind(MemoryKind::kOptimizerState);
+    slot.state.push_back(Tensor::zeros({numel}, {dtype, group.shard.device()}));
+  }
   for (std::int64_t begin = 0; begin < numel; begin += most) {
     const Shape shape{std::min(most, numel - begin)};
     const auto part =
@@ -326,23 +320,110 @@ void ZeroOptimizer::finish_bringing_back() {
   returning_.clear();
 }
 
-void ZeroOptimizer::publish_loaded() {
-  for (const ShardGroup& group : groups_) {
-    if (group.is_trained) bring_back(group, 0, group.shard.numel());
+// --- State -------------------------------------------------------------------
+
+TrainingState ZeroOptimizer::state() {
+  TrainingState state;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const ShardGroup& group = groups_[i];
+    for (const OwnedPart& own : group.layout.parts_of_rank(group_.rank())) {
+      const auto& [name, parameter] = group.parameters[own.parameter];
+      StatePart& part = state.parts.emplace_back();
+      part.name = name;
+      part.whole = parameter.shape();
+      part.begin = own.begin;
+      part.values = own.of_shard(group.shard);
+      if (!group.is_trained) continue;
+      part.optimizer = optimizer_.get();
+      part.slot = i;
+      part.slot_begin = own.shard_begin;
+    }
   }
-  finish_bringing_back();
-  publish(/*with_frozen=*/true);
+  state.loaded = [this](const std::map<std::string, double>&) {
+    for (const OptimizerSlot& slot : optimizer_->slots()) {
+      steps_done_ = std::max(steps_done_, slot.step);
+    }
+    for (const ShardGroup& group : groups_) {
+      if (group.is_trained) bring_back(group, 0, group.shard.numel());
+    }
+    finish_bringing_back();
+    publish(/*with_frozen=*/true);
+    if (is_updating_) clear_grad();  // of a step that failed
+    is_updating_ = false;
+  };
+  return state;
+}
+
+std::vector<NamedTensor> ZeroOptimizer::full_parameters(bool rank0_only) {
+  NoGrad no_grad;
+  const Device& host = RankContext::current().host();
+  const bool is_kept = !rank0_only || group_.rank() == 0;
+  const std::int64_t d = group_.size();
+  std::map<std::string, Tensor> full;
+  for (const ShardGroup& group : groups_) {
+    // Room for the whole tensors
+    Tensors targets;
+    for (const NamedTensor& each : group.parameters) {
+      if (!is_kept) break;
+      MemoryScope kind(memory_kind_of(group.shard));
+      targets.push_back(
+          Tensor::empty(each.tensor.shape(), {group.shard.dtype(), host}));
+      full[each.name] = targets.back();
+    }
+    // Columns of all shards, a bucket at a time
+    const std::int64_t shard = group.shard.numel();
+    const std::int64_t piece =
+        std::clamp<std::int64_t>(options_.allgather_bucket_size / d, 1,
+                                 std::max<std::int64_t>(shard, 1));
+    for (std::int64_t begin = 0; begin < shard; begin += piece) {
+      const std::int64_t n = std::min(piece, shard - begin);
+      MemoryScope kind(MemoryKind::kCommunication);
+      const Tensor columns =
+          Tensor::empty({d * n}, {group.shard.dtype(), Device()});
+      const Tensor own = columns.flat_view(group_.rank() * n, {n});
+      own.copy_from(group.shard.flat_view(begin, {n}));
+      group_.all_gather(columns, own, "state").wait();
+      for (std::size_t p = 0; p < targets.size(); ++p) {
+        for (const OwnedPart& part : group.layout.parts(p)) {
+          const std::int64_t from = std::max(part.shard_begin, begin);
+          const std::int64_t to =
+              std::min(part.shard_begin + part.numel, begin + n);
+          if (from >= to) continue;
+          const Shape shape{to - from};
+          targets[p]
+              .flat_view(part.begin + from - part.shard_begin, shape)
+              .copy_from(
+                  columns.flat_view(part.owner * n + from - begin, shape));
+        }
+      }
+    }
+  }
+
+  // In definition order; frozen parameters that are not in shards are copied
+  std::vector<NamedTensor> named;
+  if (!is_kept) return named;
+  for (const NamedTensor& entry : module_.named_parameters()) {
+    Tensor& whole = full[entry.name];
+    if (!whole.defined()) {
+      whole = Tensor::empty(entry.tensor.shape(), {entry.tensor.dtype(), host});
+      whole.copy_from(entry.tensor);
+    }
+    named.push_back({entry.name, whole});
+  }
+  return named;
 }
 
 std::unique_ptr<ZeroOptimizer> make_zero(
     Module& module, ProcessGroup& group, const ZeroOptions& options,
     const std::string& optimizer, const OptimizerOptions& optimizer_options) {
+  std::unique_ptr<ZeroOptimizer> zero;
   if (options.stage == 3) {
-    return std::make_unique<ZeroStage3>(module, group, options, optimizer,
-                                        optimizer_options);
+    zero = std::make_unique<ZeroStage3>(module, group, options);
+  } else {
+    zero = std::make_unique<ZeroStage12>(module, group, options);
   }
-  return std::make_unique<ZeroStage12>(module, group, options, optimizer,
-                                       optimizer_options);
+  zero->make_sharded_optimizer(optimizer, optimizer_options);
+  return zero;
 }
 
 }  // namespace shardbook::zero

@@ -42,18 +42,25 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/shard_layout.h"
 #include "chapters/03_zero_fsdp/zero/zero_offload.h"
 #include "chapters/03_zero_fsdp/zero/zero_options.h"
+#include "chapters/common/run/textbook.h"
 #include "chapters/common/run/training_state.h"
 #include "comm/process_group.h"
 #include "core/module.h"
 #include "core/optim.h"
 
 namespace shardbook::zero {
+
+/// Seconds to all-reduce the loss (may overlap the last backward) and the norm.
+struct Sums {
+  double loss_s = 0, norm_s = 0;
+};
 
 class ZeroOptimizer {
  public:
@@ -92,6 +99,9 @@ class ZeroOptimizer {
   /// Drops the gradients of the step, or of a failed backward.
   void clear_grad();
 
+  /// Makes the optimizer of the shards; called once, by make_zero.
+  void make_sharded_optimizer(const std::string& name,
+                              const OptimizerOptions& options);
   /// Updates this rank's flat shards, one per dtype.
   Optimizer& optimizer() { return *optimizer_; }
   void set_lr(double lr) { optimizer_->set_lr(lr); }
@@ -111,11 +121,19 @@ class ZeroOptimizer {
                                  std::int64_t micro_steps) const = 0;
   /// Bytes that this rank sends after a checkpoint is loaded: it publishes its
   /// parameters, as after a step.
-  virtual double predicted_load_bytes() const = 0;
+  double predicted_load_bytes() const;
+  /// Bytes of the parameters that are then whole on every rank, padded.
+  virtual double published_bytes() const = 0;
+  /// Seconds on the cluster `textbook`, as a closed form, of the last of `steps`
+  /// steps, with micro-steps of `model`. Not predicted under offload, for stages 1
+  /// and 2 with several buckets, and if stage 3 keeps only some of its layers.
+  /// Without `sums`, both run over the ranks of this object.
+  double step_s(const textbook::ModelTimes& model, std::int64_t steps,
+                std::int64_t micro_steps, std::optional<Sums> sums = {}) const;
   /// Elements of this rank's shard, padding included.
   std::int64_t shard_numel() const;
 
-  // --- State (zero_state.cpp) ------------------------------------------------
+  // --- State -----------------------------------------------------------------
 
   /// This rank's parts of parameters, master copies and optimizer state, as
   /// views: no communication, no copies. Leaves out padding and, in stages 1
@@ -132,10 +150,7 @@ class ZeroOptimizer {
   struct ShardGroup {
     bool is_trained = true;
     std::vector<NamedTensor> parameters;
-    std::vector<Shape> shapes;
-    std::vector<std::int64_t> numels;
-    /// All ranks' parts; `parameter` is an index into `parameters`.
-    std::vector<OwnedPart> parts;
+    ShardLayout layout;
     Tensor shard;  ///< [S], this rank's parameters; updated here
     Tensor grad;   ///< [S] of shard_dtype(), trained groups only; padding is
                    ///< zero
@@ -146,30 +161,24 @@ class ZeroOptimizer {
 
   ZeroOptimizer(Module& module, ProcessGroup& group,
                 const ZeroOptions& options);
-  /// Called when the derived class has filled `groups_`.
-  void make_sharded_optimizer(const std::string& name,
-                              const OptimizerOptions& options);
   /// The parameters as groups without shards, in order of definition. Trained
   /// groups come first: slot i of the optimizer is group i.
   std::vector<ShardGroup> group_parameters(bool with_frozen);
   /// The dtype of the shards of gradients of this dtype, stages 2 and 3.
   DType shard_dtype(DType gradient) const;
-  /// Bytes of an element of this dtype on the wire, and of its copy there:
-  /// 0 if no copy is made.
+  /// Bytes of an element of this dtype on the wire.
   std::int64_t wire_bytes(DType dtype) const;
-  std::int64_t copy_bytes(DType dtype) const;
   /// The bucket, or its copy in the dtype of the wire.
   Tensor sent_as(const Tensor& bucket) const;
-  /// The device of the optimizer's shards, or the host.
-  const Device& optimizer_device() const;
 
+  /// step_s on the device.
+  virtual double time_of(const textbook::ModelTimes& model, std::int64_t steps,
+                         std::int64_t micro_steps, const Sums& sums) const = 0;
   /// Called before an update: brings the last reductions into `grad`.
   virtual void finish_gradients() = 0;
   /// Called after an update (or a load, which changes frozen ones, too): sends
   /// the new parameters, from the device, to all ranks.
   virtual void publish(bool with_frozen) = 0;
-  /// Brings all shards back to the device, after a load, and publishes them.
-  void publish_loaded();
   /// Drops the gradients, also those in flight.
   virtual void clear_gradients() = 0;
   /// Called at a backward's first gradient: calls `ended` at its end; if it
@@ -188,9 +197,6 @@ class ZeroOptimizer {
  private:
   /// Throws Error after a failure in the middle of an operation.
   void check_usable(const char* what) const;
-  double global_norm();
-  /// Creates state that the optimizer would otherwise create in its first step.
-  void make_state(OptimizerSlot& slot, const Tensor& shard);
   /// One step of a group's shard, sub-group by sub-group.
   void update_shard(std::size_t group, double factor);
   /// Starts to copy elements [begin, begin + numel) to the device.

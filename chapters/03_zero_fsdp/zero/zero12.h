@@ -27,31 +27,14 @@ namespace shardbook::zero {
 
 class ZeroStage12 : public ZeroOptimizer {
  public:
-  ZeroStage12(Module& module, ProcessGroup& group, const ZeroOptions& options,
-              const std::string& optimizer,
-              const OptimizerOptions& optimizer_options);
+  ZeroStage12(Module& module, ProcessGroup& group, const ZeroOptions& options);
   ~ZeroStage12() override;
 
   double predicted_bytes(std::int64_t steps,
                          std::int64_t micro_steps) const override;
-  double predicted_load_bytes() const override;
-  /// The layout of one group of parameters, in the order of their first
-  /// members, and its buckets.
-  const FlatLayout& layout(std::size_t group) const {
-    return flats_[group].layout;
-  }
-  std::vector<GradientBucket> buckets(std::size_t group) const;
-  /// Bytes over all groups: gradients on the wire by bucket, padded parameters.
-  std::vector<double> bucket_bytes() const;
-  double flat_bytes() const;
+  double published_bytes() const override;
 
  private:
-  struct Flat {
-    FlatLayout layout;
-    Tensor flat;       ///< [padded]; all parameters are views of it
-    Tensor own;        ///< [S], this rank's part of `flat`
-    Tensor flat_grad;  ///< [padded], stage 1 only; gradients are views of it
-  };
   struct Slot {
     Tensor parameter;
     int hook_key = 0;
@@ -68,25 +51,29 @@ class ZeroStage12 : public ZeroOptimizer {
 
   void make_flat(std::size_t group);
   void make_buckets();
-  Slot& slot(const Bucket& bucket, int parameter);
-  void on_gradient(std::size_t group, int parameter);
+  void on_gradient(std::size_t group, std::size_t parameter);
   void begin_backward();
   void drain();
   void open(Bucket& bucket);
   double divisor_before() const;
-  void copy_in(Bucket& bucket, int parameter);
+  void copy_in(Bucket& bucket, std::size_t parameter);
   void launch(Bucket& bucket);
   void finish(Bucket& bucket);
   void take_own_part(const Bucket& bucket);
   void finish_in_flight();
   void end_of_backward();
   bool reduces_now() const { return options_.stage == 2 || is_boundary_; }
+  double time_of(const textbook::ModelTimes& model, std::int64_t steps,
+                 std::int64_t micro_steps, const Sums& sums) const override;
+  /// Bytes of gradients on the wire.
+  double wire_bytes_of(const Bucket& bucket) const;
 
   void finish_gradients() override;
   void publish(bool with_frozen) override;
   void clear_gradients() override;
 
-  std::vector<Flat> flats_;
+  /// By group, [d S]; all parameters are views of it.
+  Tensors flats_;
   std::vector<std::vector<Slot>> slots_;  ///< by group and parameter
   std::vector<Bucket> buckets_;           ///< in launch order
   std::size_t next_bucket_ = 0;

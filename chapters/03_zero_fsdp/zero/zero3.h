@@ -55,33 +55,16 @@ std::vector<UnitPlan> plan_units(Module& module,
 
 class ZeroStage3 : public ZeroOptimizer {
  public:
-  ZeroStage3(Module& module, ProcessGroup& group, const ZeroOptions& options,
-             const std::string& optimizer,
-             const OptimizerOptions& optimizer_options);
+  ZeroStage3(Module& module, ProcessGroup& group, const ZeroOptions& options);
   ~ZeroStage3() override;
 
   /// Exact if every unit runs once per forward and in every backward.
   double predicted_bytes(std::int64_t steps,
                          std::int64_t micro_steps) const override;
-  double predicted_load_bytes() const override;
-
-  /// The cost of one unit, for the bill.
-  struct UnitSize {
-    std::string name;
-    std::int64_t full_elements = 0;  ///< its fetched parameters, padded
-    std::int64_t full_bytes = 0;
-    std::int64_t reduced_bytes = 0;  ///< its gradients on the wire
-  };
-  std::vector<UnitSize> unit_sizes() const;
-  /// By unit: the number of gathers in each micro-step after the first; 1 if it
-  /// is kept from forward to backward.
-  std::vector<int> later_gathers() const;
-  /// Bytes of the parameters that stay gathered, padded.
-  std::int64_t persistent_bytes() const;
+  double published_bytes() const override { return persistent_bytes(true); }
 
  private:
   struct Slot {
-    std::string name;
     Tensor parameter;
     std::size_t group = 0;
     std::int64_t offset = 0;  ///< of the slice in the shard
@@ -98,6 +81,7 @@ class ZeroStage3 : public ZeroOptimizer {
     std::size_t index = 0;  ///< among the units
     std::string name;
     Module* module = nullptr;
+    DType dtype = DType::kF32;
     std::vector<Slot> slots;
     std::int64_t numel = 0;         ///< gathered elements of a fetch
     std::int64_t bucket_slice = 0;  ///< elements of a rank in the bucket
@@ -129,12 +113,24 @@ class ZeroStage3 : public ZeroOptimizer {
   Work gather(const std::vector<Slot*>& slots, Tensor& buffer,
               const std::string& label);
   void unpack(const std::vector<Slot*>& slots, const Tensor& buffer);
-  void refresh_persistent(bool with_frozen);
 
   void on_gradient(Unit& unit, Slot& slot);
   void copy_into_bucket(Unit& unit, Slot& slot);
   void reduce(Unit& unit);
   void finish_reduction();
+
+  // --- The bill
+  double time_of(const textbook::ModelTimes& model, std::int64_t steps,
+                 std::int64_t micro_steps, const Sums& sums) const override;
+  /// Of the unit's fetched parameters, padded.
+  double full_bytes(const Unit& unit) const;
+  /// Of its gradients on the wire.
+  double reduced_bytes(const Unit& unit) const;
+  /// By unit: the number of gathers in each micro-step after the first; 1 if it
+  /// is kept from forward to backward.
+  std::vector<int> later_gathers() const;
+  /// Bytes of the parameters that stay gathered, padded.
+  double persistent_bytes(bool with_frozen) const;
 
   void finish_gradients() override;
   void publish(bool with_frozen) override;

@@ -7,24 +7,13 @@
 namespace shardbook::zero {
 namespace {
 
-/// The parameter that ends where the padding begins.
-int last_in_memory(const FlatLayout& layout) {
-  int last = 0;
-  for (std::size_t i = 0; i < layout.numels.size(); ++i) {
-    if (layout.offsets[i] + layout.numels[i] == layout.numel) {
-      last = static_cast<int>(i);
-    }
-  }
-  return last;
-}
-
 /// The padding, which may span several owners.
-std::vector<OwnedPart> padding_parts(const FlatLayout& layout) {
-  FlatLayout padding = layout;
-  padding.numels.assign(1, layout.padded - layout.numel);
-  padding.offsets.assign(1, layout.numel);
+std::vector<OwnedPart> padding_parts(const ShardLayout& layout) {
+  ShardLayout padding = layout;
+  padding.shapes = {{layout.full_numel() - layout.numel}};
+  padding.offsets = {layout.numel};
   std::vector<OwnedPart> parts = padding.parts(0);
-  for (OwnedPart& part : parts) part.parameter = -1;
+  for (OwnedPart& part : parts) part.parameter = kPadding;
   return parts;
 }
 
@@ -64,8 +53,9 @@ void place(GradientBucket& bucket, std::vector<OwnedPart> parts, int ranks) {
       const std::int64_t begin =
           in_block ? part.owner * bucket.scatter_numel + done[owner]
                    : rest_begin[owner] + done[owner] - bucket.scatter_numel;
-      bucket.pieces.push_back({part.parameter, part.owner, part.begin + i,
-                               begin, part.shard_begin + i, numel});
+      bucket.pieces.push_back({{part.parameter, part.owner, part.begin + i,
+                                part.shard_begin + i, numel},
+                               begin});
       done[owner] += numel;
       i += numel;
     }
@@ -78,22 +68,21 @@ void place_large(GradientBucket& bucket, const std::vector<OwnedPart>& parts) {
   for (const OwnedPart& part : parts) {
     bucket.numel += part.numel;
     bucket.rest.push_back({part.owner, part.begin, part.numel});
-    bucket.pieces.push_back({part.parameter, part.owner, part.begin, part.begin,
-                             part.shard_begin, part.numel});
+    bucket.pieces.push_back({part, part.begin});
   }
 }
 
 }  // namespace
 
-std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
+std::vector<GradientBucket> plan_buckets(const ShardLayout& layout,
                                          std::int64_t bucket_size) {
   SB_CHECK(bucket_size >= 1, "zero: reduce_bucket_size ", bucket_size,
            "; give at least 1 element");
   // Assign parameters to buckets
   std::vector<GradientBucket> buckets;
   std::int64_t filled = 0;
-  for (int i = static_cast<int>(layout.numels.size()) - 1; i >= 0; --i) {
-    const std::int64_t numel = layout.numels[static_cast<std::size_t>(i)];
+  for (std::size_t i = layout.size(); i-- > 0;) {
+    const std::int64_t numel = layout.numel_of(i);
     if (buckets.empty() || filled + numel > bucket_size) {
       buckets.emplace_back();
       filled = 0;
@@ -103,24 +92,22 @@ std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
   }
 
   // Place each element
-  const int last = last_in_memory(layout);
   for (GradientBucket& bucket : buckets) {
-    std::vector<OwnedPart> parts;
-    bool has_padding = false;
-    for (const int i : bucket.parameters) {
+    std::vector<OwnedPart> parts, padding;
+    for (const std::size_t i : bucket.parameters) {
       const std::vector<OwnedPart> more = layout.parts(i);
       parts.insert(parts.end(), more.begin(), more.end());
-      has_padding = has_padding || i == last;
+      // After the parameter that ends where it begins
+      const std::int64_t numel = layout.numel_of(i);
+      if (numel > 0 && layout.offsets[i] + numel == layout.numel) {
+        padding = padding_parts(layout);
+      }
     }
-    const int first = bucket.parameters[0];
-    if (layout.numels[static_cast<std::size_t>(first)] > bucket_size) {
+    if (layout.numel_of(bucket.parameters[0]) > bucket_size) {
       place_large(bucket, parts);
       continue;
     }
-    if (has_padding) {
-      const std::vector<OwnedPart> padding = padding_parts(layout);
-      parts.insert(parts.end(), padding.begin(), padding.end());
-    }
+    parts.insert(parts.end(), padding.begin(), padding.end());
     place(bucket, parts, layout.ranks);
   }
   return buckets;

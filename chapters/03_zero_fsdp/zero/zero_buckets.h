@@ -22,18 +22,16 @@
 #include <cstdint>
 #include <vector>
 
-#include "chapters/03_zero_fsdp/flat_buffer.h"
+#include "chapters/03_zero_fsdp/shard_layout.h"
 
 namespace shardbook::zero {
 
-/// A run of elements: in a gradient, in its bucket, in its owner's shard.
-struct BucketPiece {
-  int parameter = 0;  ///< -1: padding, zeros
-  int owner = 0;
-  std::int64_t begin = 0;  ///< in the parameter
+/// In place of a parameter: zeros.
+constexpr auto kPadding = static_cast<std::size_t>(-1);
+
+/// A run of elements: in a gradient, in its owner's shard, and in its bucket.
+struct BucketPiece : OwnedPart {
   std::int64_t bucket_begin = 0;
-  std::int64_t shard_begin = 0;
-  std::int64_t numel = 0;
 };
 
 /// Elements [begin, begin + numel) of a bucket, for one owner.
@@ -44,7 +42,7 @@ struct OwnedRange {
 };
 
 struct GradientBucket {
-  std::vector<int> parameters;  ///< in order of arrival
+  std::vector<std::size_t> parameters;  ///< in order of arrival
   std::int64_t numel = 0;
   /// A single gradient larger than a bucket: reduced in place.
   bool is_large = false;
@@ -59,7 +57,7 @@ struct GradientBucket {
 /// Walks the parameters from last to first and closes a bucket when the next
 /// gradient would not fit into `bucket_size` elements. The padding travels in
 /// the bucket of the parameter before it (unless that gradient is large).
-std::vector<GradientBucket> plan_buckets(const FlatLayout& layout,
+std::vector<GradientBucket> plan_buckets(const ShardLayout& layout,
                                          std::int64_t bucket_size);
 
 /// One owner's pieces, joined if they are neighbours in the bucket and in the

@@ -12,7 +12,7 @@ namespace {
 struct Saved {
   std::vector<NamedTensor> parameters;
   std::map<std::string, fsdp::ParameterState> optimizer;
-  std::vector<fsdp::ShardedTensor> pieces;  // of all ranks
+  std::vector<StatePart> pieces;  // of all ranks
   std::vector<std::vector<NamedTensor>> local;
 };
 
@@ -35,8 +35,7 @@ void train_steps(FullyShardedDataParallel& fsdp, Optimizer& optimizer, int d,
 Saved train_and_save(int d, const FsdpOptions& options) {
   Saved saved;
   saved.local.resize(static_cast<std::size_t>(d));
-  std::vector<std::vector<fsdp::ShardedTensor>> pieces(
-      static_cast<std::size_t>(d));
+  std::vector<std::vector<StatePart>> pieces(static_cast<std::size_t>(d));
   on_ranks(d, [&](ProcessGroup& world) {
     Sequential model = make_mlp(DType::kF64);
     FullyShardedDataParallel fsdp(model, world, options);

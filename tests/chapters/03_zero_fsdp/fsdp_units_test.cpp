@@ -18,38 +18,38 @@ const std::vector<Shape> kToyShapes = {{8, 4}, {4},     {4, 16},
                                        {16},   {16, 4}, {4}};
 
 TEST(FsdpLayout, GoldenNumbersOfTheToyNet) {
-  const fsdp::ShardLayout three = fsdp::flat_layout(kToyShapes, 3);
+  const zero::ShardLayout three = zero::flat_layout(kToyShapes, 3);
   EXPECT_EQ(three.numel, 184);
   EXPECT_EQ(three.shard_numel, 62);
   EXPECT_EQ(three.full_numel(), 186);
-  EXPECT_EQ(fsdp::flat_layout(kToyShapes, 8).shard_numel, 23);
+  EXPECT_EQ(zero::flat_layout(kToyShapes, 8).shard_numel, 23);
 
   // Fewer elements than a multiple: short and empty shards
-  const fsdp::ShardLayout five = fsdp::flat_layout({{5}}, 4);
+  const zero::ShardLayout five = zero::flat_layout({{5}}, 4);
   EXPECT_EQ(five.shard_numel, 2);
   for (int r = 0; r < 4; ++r) {
-    EXPECT_EQ(five.piece(0, r).numel(), (std::array{2, 2, 1, 0})[r]);
+    EXPECT_EQ(five.part(0, r).numel, (std::array{2, 2, 1, 0})[r]);
   }
 }
 
 TEST(FsdpLayout, EveryElementHasOneOwnerAndItsPlace) {
   for (const int d : {1, 2, 3, 4, 8, 200}) {
     for (const bool rows : {false, true}) {
-      const fsdp::ShardLayout layout = rows ? fsdp::row_layout(kToyShapes, d)
-                                            : fsdp::flat_layout(kToyShapes, d);
+      const zero::ShardLayout layout = rows ? zero::row_layout(kToyShapes, d)
+                                            : zero::flat_layout(kToyShapes, d);
       for (std::size_t i = 0; i < layout.size(); ++i) {
         std::int64_t next = 0;
         for (int r = 0; r < d; ++r) {
-          const fsdp::Piece piece = layout.piece(i, r);
-          EXPECT_LE(piece.shard_offset + piece.numel(), layout.shard_numel);
-          if (piece.numel() == 0) continue;
-          EXPECT_EQ(piece.begin, next);
-          next = piece.end;
+          const zero::OwnedPart part = layout.part(i, r);
+          EXPECT_LE(part.shard_begin + part.numel, layout.shard_numel);
+          if (part.numel == 0) continue;
+          EXPECT_EQ(part.begin, next);
+          next += part.numel;
           if (rows) continue;
           // x -> owner x div S, offset x mod S
-          const std::int64_t x = layout.full_offset[i] + piece.begin;
+          const std::int64_t x = layout.offsets[i] + part.begin;
           EXPECT_EQ(r, x / layout.shard_numel);
-          EXPECT_EQ(piece.shard_offset, x % layout.shard_numel);
+          EXPECT_EQ(part.shard_begin, x % layout.shard_numel);
         }
         EXPECT_EQ(next, shape_numel(layout.shapes[i]));
       }
@@ -58,12 +58,12 @@ TEST(FsdpLayout, EveryElementHasOneOwnerAndItsPlace) {
 }
 
 TEST(FsdpLayout, RowsAreCutByCeilAndRanksMayBeEmpty) {
-  const fsdp::ShardLayout layout = fsdp::row_layout({{5, 3}, {2}}, 4);
+  const zero::ShardLayout layout = zero::row_layout({{5, 3}, {2}}, 4);
   EXPECT_EQ(layout.chunk, (Numels{6, 1}));
   EXPECT_EQ(layout.shard_numel, 7);
-  EXPECT_EQ(layout.piece(0, 2).numel(), 3);
-  EXPECT_EQ(layout.piece(0, 3).numel(), 0);
-  EXPECT_EQ(layout.piece(1, 2).numel(), 0);
+  EXPECT_EQ(layout.part(0, 2).numel, 3);
+  EXPECT_EQ(layout.part(0, 3).numel, 0);
+  EXPECT_EQ(layout.part(1, 2).numel, 0);
 }
 
 // --- Wrapping ----------------------------------------------------------------

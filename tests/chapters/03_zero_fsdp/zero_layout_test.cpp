@@ -5,35 +5,36 @@
 #include <numeric>
 #include <tuple>
 
-#include "chapters/03_zero_fsdp/fsdp/flat_parameter_layout.h"
 #include "tests/chapters/03_zero_fsdp/zero_support.h"
 
 namespace shardbook::zero_test {
 namespace {
 
 using zero::flat_layout;
-using zero::FlatLayout;
 using zero::GradientBucket;
 using zero::OwnedPart;
 using zero::plan_buckets;
+using zero::ShardLayout;
 
 using Counts = std::vector<std::int64_t>;
+using Shapes = std::vector<Shape>;
+using Places = std::vector<std::size_t>;
 
-const Counts k184 = {32, 4, 64, 16, 64, 4};
+const Shapes k184 = {{32}, {4}, {64}, {16}, {64}, {4}};
 
 /// Elements of a rank's shard in stage 3.
 std::int64_t slices_of_184(int d) {
-  return fsdp::row_layout({{32}, {4}, {64}, {16}, {64}, {4}}, d).shard_numel;
+  return zero::row_layout(k184, d).shard_numel;
 }
 
 // --- Golden numbers ----------------------------------------------------------
 
 TEST(ZeroLayout, TheNetOf184Parameters) {
-  const FlatLayout three = flat_layout(k184, 3, 2);
+  const ShardLayout three = flat_layout(k184, 3, 2);
   EXPECT_EQ(three.numel, 184);
-  EXPECT_EQ(three.padded, 186);
-  EXPECT_EQ(three.shard(), 62);
-  EXPECT_EQ(flat_layout(k184, 4, 2).shard(), 46);
+  EXPECT_EQ(three.full_numel(), 186);
+  EXPECT_EQ(three.shard_numel, 62);
+  EXPECT_EQ(flat_layout(k184, 4, 2).shard_numel, 46);
   // In stage 3, each parameter alone: 11 + 2 + 22 + 6 + 22 + 2
   EXPECT_EQ(slices_of_184(3), 65);
   EXPECT_EQ(slices_of_184(4), 46);
@@ -42,13 +43,13 @@ TEST(ZeroLayout, TheNetOf184Parameters) {
 // --- Layouts -----------------------------------------------------------------
 
 /// Every element of every parameter has one owner and one place.
-void expect_partition(const FlatLayout& layout) {
+void expect_partition(const ShardLayout& layout) {
   std::vector<std::vector<int>> places(
       static_cast<std::size_t>(layout.ranks),
-      std::vector<int>(static_cast<std::size_t>(layout.shard())));
-  for (std::size_t i = 0; i < layout.numels.size(); ++i) {
+      std::vector<int>(static_cast<std::size_t>(layout.shard_numel)));
+  for (std::size_t i = 0; i < layout.size(); ++i) {
     std::int64_t next = 0;
-    for (const OwnedPart& part : layout.parts(static_cast<int>(i))) {
+    for (const OwnedPart& part : layout.parts(i)) {
       EXPECT_EQ(part.begin, next);
       EXPECT_GT(part.numel, 0);
       next += part.numel;
@@ -57,7 +58,7 @@ void expect_partition(const FlatLayout& layout) {
               [static_cast<std::size_t>(part.shard_begin + k)] += 1;
       }
     }
-    EXPECT_EQ(next, layout.numels[i]);
+    EXPECT_EQ(next, layout.numel_of(i));
   }
   std::int64_t used = 0;
   for (const auto& owner : places) {
@@ -66,20 +67,19 @@ void expect_partition(const FlatLayout& layout) {
       used += count;
     }
   }
-  EXPECT_EQ(used, std::accumulate(layout.numels.begin(), layout.numels.end(),
-                                  std::int64_t{0}));
+  EXPECT_EQ(used, layout.numel);
 }
 
 TEST(ZeroLayout, EveryElementHasOneOwner) {
-  for (const Counts& numels :
-       {k184, Counts{1}, Counts{5, 1, 1}, Counts{100, 3, 7, 1, 50}}) {
+  for (const Shapes& shapes : {k184, Shapes{{1}}, Shapes{{5}, {1}, {1}},
+                               Shapes{{100}, {3}, {7}, {1}, {50}}}) {
     for (const int d : {1, 2, 3, 4, 8}) {
       for (const bool round_robin : {false, true}) {
         for (const std::int64_t alignment : {1, 2, 5}) {
-          const FlatLayout flat =
-              flat_layout(numels, d, alignment, round_robin);
-          EXPECT_EQ(flat.padded % (alignment * d), 0);
-          EXPECT_LT(flat.padded - flat.numel, alignment * d);
+          const ShardLayout flat =
+              flat_layout(shapes, d, alignment, round_robin);
+          EXPECT_EQ(flat.full_numel() % (alignment * d), 0);
+          EXPECT_LT(flat.full_numel() - flat.numel, alignment * d);
           expect_partition(flat);
         }
       }
@@ -88,7 +88,7 @@ TEST(ZeroLayout, EveryElementHasOneOwner) {
 }
 
 TEST(ZeroLayout, AParameterMayStraddleOwners) {
-  const FlatLayout layout = flat_layout(k184, 3, 2);  // shards of 62
+  const ShardLayout layout = flat_layout(k184, 3, 2);  // shards of 62
   // 64 elements at 36: 26 for rank 0, 38 for rank 1
   const std::vector<OwnedPart> parts = layout.parts(2);
   ASSERT_EQ(parts.size(), 2u);
@@ -100,8 +100,8 @@ TEST(ZeroLayout, AParameterMayStraddleOwners) {
 }
 
 TEST(ZeroLayout, RoundRobinPutsEveryDthParameterTogether) {
-  const FlatLayout layout =
-      flat_layout({10, 20, 30, 40, 50}, 2, 1, /*round_robin=*/true);
+  const ShardLayout layout =
+      flat_layout({{10}, {20}, {30}, {40}, {50}}, 2, 1, /*round_robin=*/true);
   EXPECT_EQ(layout.offsets, (Counts{0, 90, 10, 110, 40}));
 }
 
@@ -115,20 +115,20 @@ std::int64_t total(const std::vector<GradientBucket>& buckets) {
 
 TEST(ZeroBuckets, OneBucketForEverythingIsOneReduceScatter) {
   for (const int d : {1, 2, 3, 4, 8}) {
-    const FlatLayout layout = flat_layout(k184, d, 2);
+    const ShardLayout layout = flat_layout(k184, d, 2);
     const auto buckets = plan_buckets(layout, 500'000'000);
     ASSERT_EQ(buckets.size(), 1u);
-    EXPECT_EQ(buckets[0].parameters, (std::vector<int>{5, 4, 3, 2, 1, 0}));
-    EXPECT_EQ(buckets[0].scatter_numel, layout.shard());
+    EXPECT_EQ(buckets[0].parameters, (Places{5, 4, 3, 2, 1, 0}));
+    EXPECT_EQ(buckets[0].scatter_numel, layout.shard_numel);
     EXPECT_TRUE(buckets[0].rest.empty());
-    EXPECT_EQ(buckets[0].numel, layout.padded);
+    EXPECT_EQ(buckets[0].numel, layout.full_numel());
     // A shard arrives in one run
     for (int owner = 0; owner < d; ++owner) {
       const auto runs = zero::runs_of(buckets[0], owner);
       ASSERT_EQ(runs.size(), 1u);
       EXPECT_EQ(runs[0].shard_begin, 0);
-      EXPECT_EQ(runs[0].bucket_begin, owner * layout.shard());
-      EXPECT_EQ(runs[0].numel, layout.shard());
+      EXPECT_EQ(runs[0].bucket_begin, owner * layout.shard_numel);
+      EXPECT_EQ(runs[0].numel, layout.shard_numel);
     }
   }
 }
@@ -136,9 +136,9 @@ TEST(ZeroBuckets, OneBucketForEverythingIsOneReduceScatter) {
 TEST(ZeroBuckets, TheNextGradientThatDoesNotFitOpensAnother) {
   const auto buckets = plan_buckets(flat_layout(k184, 4, 2), 84);
   ASSERT_EQ(buckets.size(), 3u);
-  EXPECT_EQ(buckets[0].parameters, (std::vector<int>{5, 4, 3}));  // 84 fit
-  EXPECT_EQ(buckets[1].parameters, (std::vector<int>{2, 1}));
-  EXPECT_EQ(buckets[2].parameters, (std::vector<int>{0}));
+  EXPECT_EQ(buckets[0].parameters, (Places{5, 4, 3}));  // 84 fit
+  EXPECT_EQ(buckets[1].parameters, (Places{2, 1}));
+  EXPECT_EQ(buckets[2].parameters, (Places{0}));
 }
 
 TEST(ZeroBuckets, ALargeGradientTravelsAlone) {
@@ -157,10 +157,10 @@ TEST(ZeroBuckets, ALargeGradientTravelsAlone) {
 TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
   for (const int d : {1, 2, 3, 4, 8}) {
     for (const bool round_robin : {false, true}) {
-      const FlatLayout layout = flat_layout(k184, d, 2, round_robin);
+      const ShardLayout layout = flat_layout(k184, d, 2, round_robin);
       for (const std::int64_t size : {3, 20, 64, 84, 120, 150, 184, 10000}) {
         const auto buckets = plan_buckets(layout, size);
-        std::vector<int> shards(static_cast<std::size_t>(layout.padded));
+        std::vector<int> shards(static_cast<std::size_t>(layout.full_numel()));
         for (const GradientBucket& bucket : buckets) {
           std::vector<int> places(static_cast<std::size_t>(bucket.numel));
           for (const zero::BucketPiece& piece : bucket.pieces) {
@@ -181,7 +181,7 @@ TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
             EXPECT_EQ(owner, piece.owner);
             for (std::int64_t k = 0; k < piece.numel; ++k) {
               places[static_cast<std::size_t>(piece.bucket_begin + k)] += 1;
-              shards[static_cast<std::size_t>(piece.owner * layout.shard() +
+              shards[static_cast<std::size_t>(piece.owner * layout.shard_numel +
                                               piece.shard_begin + k)] += 1;
             }
           }
@@ -189,7 +189,8 @@ TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
                                 static_cast<std::size_t>(bucket.numel), 1));
         }
         const bool last_is_large = buckets[0].is_large;
-        EXPECT_EQ(total(buckets), last_is_large ? layout.numel : layout.padded);
+        EXPECT_EQ(total(buckets),
+                  last_is_large ? layout.numel : layout.full_numel());
         EXPECT_EQ(std::accumulate(shards.begin(), shards.end(), 0),
                   total(buckets));
       }
@@ -198,7 +199,7 @@ TEST(ZeroBuckets, ReduceScatterAndReducesCoverEveryElementOnce) {
 }
 
 TEST(ZeroBuckets, RoundRobinGivesEveryOwnerSomethingInEachBucket) {
-  const Counts equal(16, 10);
+  const Shapes equal(16, {10});
   auto scattered = [&](bool round_robin) {
     std::int64_t numel = 0;
     for (const GradientBucket& bucket :
@@ -321,7 +322,7 @@ TEST(ZeroLedger, TrafficIsThatOfThePaper) {
         return (twice - once - norm) /
                (4.0 * static_cast<double>(padded) * (d - 1) / d);
       };
-      const std::int64_t flat = flat_layout(k184, d, 2).padded;
+      const std::int64_t flat = flat_layout(k184, d, 2).full_numel();
       const std::int64_t slices = slices_of_184(d) * d;
       EXPECT_NEAR(units(stage(1), flat), 2, 1e-12);
       EXPECT_NEAR(units(stage(2), flat), g + 1, 1e-12);

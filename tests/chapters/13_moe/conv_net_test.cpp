@@ -1,7 +1,7 @@
 // DeepSpeed's example on CIFAR-10: its net and its files. Its training is in
 // 15_engine/cifar_strategy_test.cpp.
 
-#include "chapters/13_moe/conv_net.h"
+#include "chapters/13_moe/cifar.h"
 
 #include <fstream>
 

@@ -163,8 +163,7 @@ inline std::int64_t counted_in_norm(const HybridOptions& setup) {
                if (!bucket.counts) continue;
                if (!strategy.update().is_sharded()) numel += bucket.numel();
                for (std::size_t i = 0; i < bucket.layout.offsets.size(); ++i) {
-                 for (const zero::OwnedPart& part :
-                      bucket.layout.parts(static_cast<int>(i))) {
+                 for (const zero::OwnedPart& part : bucket.layout.parts(i)) {
                    if (part.owner == bucket.data->rank()) numel += part.numel;
                  }
                }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/13_moe/conv_net.h"
+#include "chapters/13_moe/cifar.h"
 #include "chapters/13_moe/groups.h"
 #include "comm/device_mesh.h"
 #include "core/autograd.h"
