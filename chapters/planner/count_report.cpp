@@ -1,4 +1,5 @@
-#include "chapters/planner/count_report.h"
+// What a model's sizes alone tell: parameters, operations, and memory
+// without a plan.
 
 #include <fmt/format.h>
 
@@ -180,10 +181,7 @@ std::string count_text(const CountRequest& request) {
   }
   text += align(rows) + "\n" + wrap(kv_text(request) + ".") +
           wrap(memory_text(request) + ".");
-  for (const std::string& remark : model.remarks) {
-    text += wrap("Note: " + remark + ".", 6);
-  }
-  return text;
+  return text + notes_text(model.remarks);
 }
 
 std::string count_json(const CountRequest& request) {

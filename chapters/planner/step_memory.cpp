@@ -6,13 +6,19 @@
 #include <tuple>
 #include <vector>
 
-#include "chapters/planner/rank_update.h"
 #include "chapters/planner/step.h"
 #include "chapters/planner/step_parts.h"
-#include "chapters/planner/zero_run.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
+
+const std::pair<const char*, double StepMemory::*> StepMemory::kKinds[6] = {
+    {"parameters", &StepMemory::parameters},
+    {"gradients", &StepMemory::gradients},
+    {"optimizer", &StepMemory::optimizer},
+    {"activations", &StepMemory::activations},
+    {"messages", &StepMemory::messages},
+    {"host", &StepMemory::host}};
 
 int live_sets(const HybridJob& job, int pp_rank) {
   const int p = job.pp, v = job.chunks;

@@ -140,7 +140,8 @@ std::vector<StageRun> runs_of(const HybridJob& job) {
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const sim::Cluster* const from =
         &cluster_from(cluster, job, static_cast<int>(i) % job.pp);
-    const bool is_known = from == before && stages[i] == stages[i - 1];
+    const bool is_known =
+        from == before && stages[i].key() == stages[i - 1].key();
     runs.push_back(is_known ? runs.back() : run_of(*from, stages[i]));
     before = from;
   }
@@ -153,8 +154,8 @@ std::vector<StageRun> ranks_of(const HybridJob& job,
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const StageRun& run = runs[i];
     StageRun& rank = ranks[i % ranks.size()];
-    rank.forward_s += run.forward_s;
-    rank.backward_s += run.backward_s;
+    rank.forward.s += run.forward.s;
+    rank.backward.s += run.backward.s;
     rank.busy_s += run.busy_s;
     rank.optimizer_s += run.optimizer_s * own_share(job, run);
     rank.parameters += run.parameters;
@@ -265,7 +266,7 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
     if (!job.offloads) return 0.0;
     return costs.host_copy(elements / job.replicas() * job.element()).seconds;
   };
-  const double forward = run.forward_s, backward = run.backward_s;
+  const double forward = run.forward.s, backward = run.backward.s;
   const double reduce = std::max(scatter(block), copy(block));
   // A table of the head's own travels beside the blocks' computation; no message
   // has no latency
