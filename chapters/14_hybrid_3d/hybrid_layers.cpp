@@ -9,7 +9,6 @@
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/13_moe/spread_experts.h"
 #include "chapters/common/sharded/loss.h"
-#include "core/autograd.h"
 
 namespace shardbook::hybrid {
 namespace {

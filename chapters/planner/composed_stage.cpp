@@ -1,7 +1,6 @@
 // Stages from runs of one and of two blocks.
 
 #include <algorithm>
-#include <map>
 #include <tuple>
 #include <vector>
 
@@ -111,12 +110,9 @@ StageRun both_kinds(BlockKind& dense, std::int64_t in_front, BlockKind& others,
 const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
                             const StageLayout& options,
                             const StageParts& parts) {
-  auto key = std::make_tuple(cluster.name, cluster.device.sustained, of.key(),
-                             options.key(), parts.key());
-  static std::map<decltype(key), StageRun> known;
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known[key] = run_stage(cluster, of, options, parts);
+  return once_for(std::make_tuple(cluster.name, cluster.device.sustained,
+                                  of.key(), options.key(), parts.key()),
+                  [&] { return run_stage(cluster, of, options, parts); });
 }
 
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/planner/step_parts.h"

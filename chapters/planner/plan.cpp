@@ -253,16 +253,6 @@ std::vector<BlockCounts> blocks_of_ranks(const HybridJob& job) {
   return blocks;
 }
 
-/// Blocks of the smallest stage of the first rank.
-double fewest_blocks(const HybridJob& job) {
-  std::int64_t fewest = job.blocks[0];
-  for (std::size_t i = 0; i < job.blocks.size();
-       i += static_cast<std::size_t>(job.pp)) {
-    fewest = std::min(fewest, job.blocks[i]);
-  }
-  return static_cast<double>(fewest);
-}
-
 /// Bytes of the activations that the first rank keeps at least: those of its
 /// blocks' tables, without statistics.
 double least_activations(const HybridJob& job) {
@@ -283,7 +273,12 @@ double least_activations(const HybridJob& job) {
   const double tokens =
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
       job.layout.cp;
-  return live_sets(job, 0) * fewest_blocks(job) * tokens * width *
+  std::int64_t blocks = job.blocks[0];  // of the smallest stage
+  for (std::size_t i = 0; i < job.blocks.size();
+       i += static_cast<std::size_t>(job.pp)) {
+    blocks = std::min(blocks, job.blocks[i]);
+  }
+  return live_sets(job, 0) * static_cast<double>(blocks) * tokens * width *
          job.element();
 }
 

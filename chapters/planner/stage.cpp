@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,35 +41,31 @@ class Stage {
       sizes.clear();
       for (const NamedTensor& each : module.named_parameters()) {
         if (parts.is_tied && head_ != nullptr && each.name == table) continue;
-        parameters_.push_back(each.tensor);
-        const auto elements = static_cast<double>(each.tensor.numel());
         const std::string name = prefix + each.name;
-        const bool is_expert = moe::is_expert(name);
-        if (is_expert) expert_parameters_ += elements;
-        sizes.push_back({elements, is_expert, each.name == table,
-                         kinds.is_whole(name), kinds.is_partial(name)});
+        sizes.push_back({count(each.tensor, name), moe::is_expert(name),
+                         each.name == table, kinds.is_whole(name),
+                         kinds.is_partial(name)});
       }
     };
-    sizes_.blocks = parts.blocks;
-    sizes_.dense = parts.dense;
+    ParameterSizes& sizes = numbers_.sizes;
+    sizes.blocks = parts.blocks;
+    sizes.dense = parts.dense;
     if (parts.has_embedding) {
       embedding_ = std::make_unique<GptEmbedding>(config, init, layers_);
-      keep(*embedding_, sizes_.embedding);
+      keep(*embedding_, sizes.embedding);
     }
     for (std::int64_t i = 0; i < parts.blocks; ++i) {
       if (at.sizes.is_llama) {
         blocks_.push_back(llama_block(at, i, init));
         for (const NamedTensor& each : blocks_.back()->named_parameters()) {
-          parameters_.push_back(each.tensor);
-          if (!moe::is_expert(each.name)) continue;
-          expert_parameters_ += static_cast<double>(each.tensor.numel());
+          count(each.tensor, each.name);
         }
         continue;
       }
       blocks_.push_back(std::make_unique<GptBlock>(
           decoder_names(config).block(i), config, init, layers_));
       set_recompute(*blocks_.back(), at.layout.recompute == Recompute::kBlocks);
-      keep(*blocks_.back(), i < parts.dense ? sizes_.dense_block : sizes_.block,
+      keep(*blocks_.back(), i < parts.dense ? sizes.dense_block : sizes.block,
            decoder_names(config).block(i) + ".");
     }
     if (parts.has_head) {
@@ -81,7 +76,7 @@ class Stage {
           return name == table ? shared : own;
         });
       }
-      keep(*head_, sizes_.head);
+      keep(*head_, sizes.head);
     }
     const MemoryScope kind(MemoryKind::kInput);
     // The layers cut them
@@ -90,10 +85,9 @@ class Stage {
   }
 
   const Tensors& parameters() const { return parameters_; }
-  const ParameterSizes& sizes() const { return sizes_; }
+  /// Without seconds and peaks.
+  const StageRun& numbers() const { return numbers_; }
   bool has_head() const { return head_ != nullptr; }
-  /// The number of elements in experts.
-  double expert_parameters() const { return expert_parameters_; }
 
   /// A stage without an embedding gets its input from the stage before.
   Tensor input() const { return embedding_ != nullptr ? tokens_ : received(); }
@@ -131,6 +125,13 @@ class Stage {
   }
 
  private:
+  double count(const Tensor& parameter, const std::string& name) {
+    const auto elements = static_cast<double>(parameter.numel());
+    parameters_.push_back(parameter);
+    numbers_.parameters += elements;
+    if (moe::is_expert(name)) numbers_.expert_parameters += elements;
+    return elements;
+  }
   /// What one stage sends to another.
   Tensor received() const {
     const bool is_cut = at_.layout.cuts_tokens;
@@ -143,8 +144,7 @@ class Stage {
   Place at_;
   LayerFactory layers_;
   Tensors parameters_;
-  double expert_parameters_ = 0;
-  ParameterSizes sizes_;
+  StageRun numbers_;
   std::unique_ptr<GptEmbedding> embedding_;
   std::vector<std::unique_ptr<Module>> blocks_;
   std::unique_ptr<GptHead> head_;
@@ -300,12 +300,7 @@ void split_backward(Stage& stage, StageRun& run) {
 StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
                   const ModelConfig& config, const StageParts& parts) {
   Stage stage(at, layers, config, parts);
-  StageRun run;
-  for (const Tensor& each : stage.parameters()) {
-    run.parameters += static_cast<double>(each.numel());
-  }
-  run.expert_parameters = stage.expert_parameters();
-  run.sizes = stage.sizes();
+  StageRun run = stage.numbers();
   // The first micro-batch creates the gradients, the next adds to them
   const Pass first = run_pass(stage), next = run_pass(stage);
   run.first_backward_peaks = first.peaks;

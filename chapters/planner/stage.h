@@ -22,6 +22,15 @@ struct ModelConfig;
 
 namespace shardbook::planner {
 
+/// `make()`, once for each key at the place of the call.
+template <typename Key, typename Make>
+const auto& once_for(const Key& key, const Make& make) {
+  static std::map<Key, decltype(make())> known;
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known.emplace(key, make()).first->second;
+}
+
 /// Sizes of a block of GPT-2 or Llama.
 struct DecoderSizes {
   std::int64_t hidden = 0, heads = 0, seq = 0, vocabulary = 0;

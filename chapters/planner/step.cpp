@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -196,25 +195,24 @@ const std::vector<RankUpdate>& rank_updates(const HybridJob& job,
                                             const sim::CostModel& costs,
                                             const std::vector<StageRun>& runs) {
   // Not by what memory and time of a micro-batch depend on: many plans share these
-  auto key = std::make_tuple(
+  const auto key = std::make_tuple(
       job.cluster.name, job.cluster.device.sustained, job.sizes.key(),
       job.layout.tp, job.layout.cp, job.layout.ep, job.layout.cuts_tokens,
       job.layout.dtype, job.gradient_dtype, job.pp, job.dp, job.chunks,
       job.blocks, job.zero_stage, job.bucket_bytes, job.is_tied);
-  static std::map<decltype(key), std::vector<RankUpdate>> known;
-  const auto [found, is_new] = known.try_emplace(key);
-  std::vector<RankUpdate>& all = found->second;
-  if (!is_new) return all;
-  Updates updates(job, costs);
-  for (int rank = 0; rank < job.pp; ++rank) {
-    const int place = updates.place();
-    updates.go_to(rank);
-    const bool is_like = updates.place() == place && rank > 0 &&
-                         has_stages_of(job, runs, rank, rank - 1);
-    all.push_back(is_like ? all.back()
-                          : updates.of(buckets_of(job, runs, rank)));
-  }
-  return all;
+  return once_for(key, [&] {
+    std::vector<RankUpdate> all;
+    Updates updates(job, costs);
+    for (int rank = 0; rank < job.pp; ++rank) {
+      const int place = updates.place();
+      updates.go_to(rank);
+      const bool is_like = updates.place() == place && rank > 0 &&
+                           has_stages_of(job, runs, rank, rank - 1);
+      all.push_back(is_like ? all.back()
+                            : updates.of(buckets_of(job, runs, rank)));
+    }
+    return all;
+  });
 }
 
 /// Seconds of sums (or gathers) over the ranks with the same parameters.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <string>
 #include <tuple>
 
@@ -104,18 +103,17 @@ const sim::Cluster& cluster_from(const sim::Cluster& cluster,
   const StageLayout& layout = job.layout;
   const int place = place_of(job, pp_rank, layout.tp * layout.cp * layout.ep);
   if (place == 0) return cluster;
-  static std::map<std::tuple<std::string, double, int>, sim::Cluster> known;
-  const auto [found, is_new] = known.try_emplace(
-      {cluster.name, cluster.device.sustained, place}, cluster);
-  sim::Cluster& moved = found->second;
-  if (!is_new) return moved;
-  moved.name += " from device " + std::to_string(place);
-  const int devices = cluster.devices_per_node;
-  for (sim::MeshLink& each : moved.mesh) {
-    each.a = (each.a - place + devices) % devices;
-    each.b = (each.b - place + devices) % devices;
-  }
-  return moved;
+  return once_for(std::tuple(cluster.name, cluster.device.sustained, place),
+                  [&] {
+                    sim::Cluster moved = cluster;
+                    moved.name += " from device " + std::to_string(place);
+                    const int devices = cluster.devices_per_node;
+                    for (sim::MeshLink& each : moved.mesh) {
+                      each.a = (each.a - place + devices) % devices;
+                      each.b = (each.b - place + devices) % devices;
+                    }
+                    return moved;
+                  });
 }
 
 std::vector<StageRun> runs_of(const HybridJob& job) {
@@ -190,17 +188,11 @@ std::vector<BlockCounts> blocks_of_stages(const HybridJob& job) {
 
 const std::vector<BlockPart>& block_of_kind(const HybridJob& job,
                                             bool is_dense) {
-  auto key = std::make_tuple(job.sizes.key(), is_dense);
-  static std::map<decltype(key), std::vector<BlockPart>> known;
-  const auto [found, is_new] = known.try_emplace(std::move(key));
-  if (is_new) {
+  return once_for(std::tuple(job.sizes.key(), is_dense), [&] {
     const auto& model = job.sizes.model;
-    found->second =
-        model == nullptr
-            ? block_table(decoder_of(job.sizes, 1)).parts()
-            : block_table(*model, is_dense ? 0 : model->n_layer - 1).parts();
-  }
-  return found->second;
+    if (model == nullptr) return block_table(decoder_of(job.sizes, 1)).parts();
+    return block_table(*model, is_dense ? 0 : model->n_layer - 1).parts();
+  });
 }
 
 const BlockPart& attention_of(const HybridJob& job) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -24,30 +23,26 @@ class Ranks {
  public:
   /// Groups are those of the first rank of this rank of the pipeline.
   explicit Ranks(const HybridJob& job, int pp_rank = 0)
-      : tp_(job.layout.tp),
-        cp_(job.layout.cp),
-        ep_(job.layout.ep),
-        replicas_(job.replicas()),
-        first_(at_stage(pp_rank)),
-        is_own_(job.sizes.has_own_experts()) {}
+      : job_(job), tp_(job.layout.tp), first_(at_stage(pp_rank)) {}
   std::vector<int> of_tp() const { return every(1, tp_); }
   /// The ranks with the same parameters.
-  std::vector<int> of_replicas() const { return every(tp_, replicas_); }
+  std::vector<int> of_replicas() const { return every(tp_, job_.replicas()); }
   /// Those with the same experts.
   std::vector<int> of_experts() const {
-    if (!is_own_) {
-      const int stride = std::max(ep_, tp_);
-      return every(stride, std::max(1, tp_ * replicas_ / stride));
+    const int ep = job_.layout.ep, tp_cp = tp_ * job_.layout.cp;
+    if (!job_.sizes.has_own_experts()) {
+      const int stride = std::max(ep, tp_);
+      return every(stride, std::max(1, tp_ * job_.replicas() / stride));
     }
     // All of tp and cp, and every ep-th replica
     std::vector<int> ranks;
-    for (const int first : every(tp_ * cp_ * ep_, replicas_ / cp_ / ep_)) {
-      for (int i = 0; i < tp_ * cp_; ++i) ranks.push_back(first + i);
+    for (const int first : every(tp_cp * ep, job_.dp / ep)) {
+      for (int i = 0; i < tp_cp; ++i) ranks.push_back(first + i);
     }
     return ranks;
   }
   /// The rank of a stage in the first pipeline.
-  int at_stage(int stage) const { return stage * tp_ * replicas_; }
+  int at_stage(int stage) const { return stage * tp_ * job_.replicas(); }
 
  private:
   std::vector<int> every(int stride, int count) const {
@@ -56,8 +51,8 @@ class Ranks {
     return ranks;
   }
 
-  int tp_, cp_, ep_, replicas_, first_;
-  bool is_own_;
+  const HybridJob& job_;
+  int tp_, first_;
 };
 
 /// The place in a node from which `count` devices have the same links, and leave the

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <tuple>
@@ -172,14 +171,11 @@ ShortRuns run_short(const HybridJob& job, std::int64_t few, std::int64_t more) {
 
 const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
                              std::int64_t more) {
-  auto key =
+  const auto key =
       std::make_tuple(job.cluster.name, job.cluster.device.sustained,
                       job.sizes.key(), job.layout.key(), job.dp, job.zero_stage,
                       job.bucket_bytes, few_micro_batches(job), few, more);
-  static std::map<decltype(key), ShortRuns> known;
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known[key] = run_short(job, few, more);
+  return once_for(key, [&] { return run_short(job, few, more); });
 }
 
 }  // namespace
