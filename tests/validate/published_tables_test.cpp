@@ -11,7 +11,7 @@
 
 #include "bench/validate/jobs.h"
 #include "bench/validate/kinds.h"
-#include "chapters/planner/measured.h"
+#include "chapters/planner/plan_report.h"
 #include "tests/support/files.h"
 #include "tests/support/widths.h"
 #include "tests/validate/validate_support.h"
