@@ -241,16 +241,7 @@ nl::json mime_bundle_repr(const Tensor& x) {
 nl::json mime_bundle_repr(const Topology& topology) {
   return mime_bundle_repr(notebook::mesh(topology));
 }
-nl::json mime_bundle_repr(const DeviceMesh& mesh) {
-  return mime_bundle_repr(mesh.topology());
-}
 nl::json mime_bundle_repr(const Report& report) {
   return mime_bundle_repr(notebook::claims(report));
 }
-namespace dtensor {
-nl::json mime_bundle_repr(const Held& held) {
-  return mime_bundle_repr(
-      notebook::holders("Ranks that hold each block", {held}));
-}
-}  // namespace dtensor
 }  // namespace shardbook

@@ -23,8 +23,8 @@
 #include "chapters/pictures/charts.h"
 #include "chapters/pictures/layouts.h"
 #include "chapters/pictures/timeline_picture.h"
-#include "comm/device_mesh.h"
 #include "comm/ledger.h"
+#include "comm/topology.h"
 #include "core/tensor.h"
 
 /// The name that xeus uses for it.
@@ -83,9 +83,5 @@ nl::json mime_bundle_repr(const Picture& picture);
 /// Shape, dtype, device, and the values as a table (corners of a large one).
 nl::json mime_bundle_repr(const Tensor& x);
 nl::json mime_bundle_repr(const Topology& topology);
-nl::json mime_bundle_repr(const DeviceMesh& mesh);
 nl::json mime_bundle_repr(const Report& report);
-namespace dtensor {
-nl::json mime_bundle_repr(const Held& held);
-}
 }  // namespace shardbook

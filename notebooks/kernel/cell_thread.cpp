@@ -16,8 +16,8 @@
 #include <iostream>
 #include <stdexcept>
 #include <streambuf>
-#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "notebooks/kernel/interruption.h"
 
@@ -128,8 +128,7 @@ OutputPipes::~OutputPipes() {
 void OutputPipes::drain(const Receiver& receive, bool last) {
   std::array<char, 65536> buffer;
   for (int i = 0; i < 2; ++i) {
-    std::string text = std::move(begun_[i]);
-    begun_[i].clear();
+    std::string text = std::exchange(begun_[i], "");
     const std::size_t had = text.size();
     // One pipe's capacity at a time: a cell that prints all the time must not
     // keep the reader here.
@@ -156,10 +155,10 @@ class GuardedBuffer : public std::streambuf {
   int_type overflow(int_type character) override {
     if (traits_type::eq_int_type(character, traits_type::eof())) return 0;
     const char text = traits_type::to_char_type(character);
-    return guard_.allows(&text, 1) ? inner_->sputc(text) : character;
+    return guard_.allows({&text, 1}) ? inner_->sputc(text) : character;
   }
   std::streamsize xsputn(const char* text, std::streamsize size) override {
-    return guard_.allows(text, static_cast<std::size_t>(size))
+    return guard_.allows({text, static_cast<std::size_t>(size)})
                ? inner_->sputn(text, size)
                : size;
   }
@@ -201,14 +200,14 @@ void PrintGuard::allow_this_thread() {
   allowed_.push_back(std::this_thread::get_id());
 }
 
-bool PrintGuard::allows(const char* text, std::size_t size) {
+bool PrintGuard::allows(std::string_view text) {
   const std::thread::id thread = std::this_thread::get_id();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (std::find(allowed_.begin(), allowed_.end(), thread) != allowed_.end()) {
     return true;
   }
   if (refused_thread_ == std::thread::id()) refused_thread_ = thread;
-  if (refused_thread_ == thread) refused_.append(text, size);
+  if (refused_thread_ == thread) refused_.append(text);
   constexpr std::size_t kEnough = 60;
   refused_.resize(std::min(refused_.size(), kEnough));
   return false;
@@ -217,8 +216,7 @@ bool PrintGuard::allows(const char* text, std::size_t size) {
 std::string PrintGuard::refused() {
   const std::lock_guard<std::mutex> lock(mutex_);
   refused_thread_ = std::thread::id();
-  const std::string text = std::move(refused_);
-  refused_.clear();
+  const std::string text = std::exchange(refused_, "");
   return text.substr(0, text.find('\n'));
 }
 
@@ -327,8 +325,7 @@ void CellThread::drop_output() {
 }
 
 void CellThread::show(const std::function<void()>& send) {
-  constexpr std::string_view kWhat = "a display";
-  if (!guard_.allows(kWhat.data(), kWhat.size())) return;
+  if (!guard_.allows("a display")) return;
   flush_output();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock,

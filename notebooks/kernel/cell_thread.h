@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -70,7 +71,7 @@ class PrintGuard {
 
   /// True if the calling thread may print. Otherwise the guard keeps `text`,
   /// if it comes from the first such thread, for refused().
-  bool allows(const char* text, std::size_t size);
+  bool allows(std::string_view text);
 
   /// The text that a forbidden thread tried to print since the last call: the
   /// beginning of the first line. Empty if there was none.

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <thread>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include "notebooks/kernel/cell_grammar.h"
@@ -97,8 +98,7 @@ class JupyterKernel : public XeusInterpreter {
 
   nl::json execute(int count, const std::string& code, bool silent) override {
     // xeus prints its version when it starts.
-    if (!has_run_) thread_.drop_output();
-    has_run_ = true;
+    if (!std::exchange(has_run_, true)) thread_.drop_output();
     try {
       run_on_cell_thread([&] { run_cell(count, code); }, silent);
     } catch (const CellError& error) {

@@ -44,11 +44,6 @@ inline dtensor::Held parameter_of(const std::string& name, const Shape& shape,
   });
 }
 
-/// Normal numbers that depend on the name alone.
-inline Tensor random(const std::string& name, const Shape& shape) {
-  return numbers(shape, name, /*mean=*/0, /*seed=*/0);
-}
-
 /// This rank's equal part along `dim`.
 inline Tensor part_of(const Tensor& whole, std::int64_t dim,
                       ProcessGroup& world) {
@@ -95,17 +90,6 @@ inline Picture exposed_shares(const std::vector<int>& widths,
     }
   }
   return table(rows);
-}
-
-/// Bytes of the ledger for the all-reduces of the blocks of the large model on
-/// eight ranks: all of a step but token table, head, loss and norm.
-inline double bytes_of_blocks() {
-  const double all = sent_bytes(train(8, kLarge)) / 2;  // steps
-  const double ring = 2.0 * 7 / 8;
-  const double activations = ring * 8 * 1024 * 2048 * 2;
-  const double loss = 3 * ring * 8 * 1024 * 4;
-  const double norm = ring * 8;
-  return all - 2 * activations - loss - norm;
 }
 
 // --- Layouts -----------------------------------------------------------------
@@ -287,15 +271,12 @@ inline double rank_with_nothing() {
 
 /// The causal mask of s tokens. A row has the colour of its query's rank.
 inline Picture mask(sp::Layout layout, int c, std::int64_t s) {
-  const std::vector<pictures::Stroke> strokes = {
-      pictures::kBlue, pictures::kOrange, pictures::kGreen, pictures::kPurple};
   const double cell = 12;
   pictures::Figure figure("A causal mask in the colours of the ranks", 480);
   const double top = figure.add_row(cell * static_cast<double>(s));
   Picture picture;
   for (int rank = 0; rank < c; ++rank) {
-    const std::string color =
-        strokes[static_cast<std::size_t>(rank) % strokes.size()].color;
+    const std::string color = pictures::rank_color(rank);
     std::string tokens = joined("rank ", rank, ":");
     for (const std::int64_t query : sp::positions(layout, rank, c, s)) {
       tokens += joined(" ", query);

@@ -23,7 +23,6 @@
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "notebooks/lessons.h"
-#include "notebooks/live_ranks.h"
 #include "sim/timeline_step.h"
 
 namespace notes {
@@ -53,20 +52,18 @@ inline std::string problem_of(const pipeline::Schedule& schedule) {
 /// Layers and parameters of each rank; `balance` has the numbers of layers.
 inline Picture stages(const std::string& model,
                       const std::vector<int>& balance) {
-  const Options options = options_of("05_gpipe --model " + model);
-  const auto row = [&](ProcessGroup& world) {
-    const auto layers = layers_of(model_config(options));
-    const std::vector<int> cuts = cut_by_balance(layers->size(), balance);
-    const auto i = static_cast<std::size_t>(world.rank());
+  const auto layers =
+      layers_of(model_config(options_of("05_gpipe --model " + model)));
+  const std::vector<int> cuts = cut_by_balance(layers->size(), balance);
+  Rows rows = {{"rank", "layers", "parameters"}};
+  for (std::size_t i = 0; i < balance.size(); ++i) {
     std::string names;
     for (int layer = cuts[i]; layer < cuts[i + 1]; ++layer) {
       names += (names.empty() ? "" : ", ") + layers->name(layer);
     }
     Stage stage(*layers, cuts[i], cuts[i + 1], InitOptions());
-    return cells(i, names, stage.num_parameters());
-  };
-  Rows rows = on_ranks(static_cast<int>(balance.size()), row);
-  rows.insert(rows.begin(), {"rank", "layers", "parameters"});
+    rows.push_back(cells(i, names, stage.num_parameters()));
+  }
   return table(rows);
 }
 
@@ -89,18 +86,6 @@ inline int fewest(int p, double share) {
   int m = 1;
   while (gpipe::idle_share(p, m) > share + 1e-12) ++m;
   return m;
-}
-
-/// Messages of n bytes that the formulas claim, against those of a real run of
-/// one step with 8 micro-batches. Besides, all ranks sum loss and norm, and the
-/// ends sum the embedding.
-inline bool are_right(double middle, double last, double m, double n) {
-  const Report report =
-      run("05_gpipe" + kSmall + " --steps 1 --micro-batches 8");
-  const double message = 4.0 * 2 * 32 * 64;  // f32, 2 rows, 32 tokens, h = 64
-  const double sums = 2.0 * 3 / 4 * 16;
-  const double sent = report.ranks[1].bytes.counted;
-  return std::abs(middle / n * message + sums - sent) < 1 && last == m * n;
 }
 
 // --- 1F1B --------------------------------------------------------------------

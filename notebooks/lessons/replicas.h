@@ -4,7 +4,6 @@
 // inputs, runs, and pictures of what they counted.
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -220,14 +219,6 @@ inline Picture exposed(const std::vector<std::int64_t>& tokens,
   return curve("Above 1750 tokens, little more than the last bucket is exposed",
                mapped(tokens, bar_of), "tokens each",
                {"all gradients", all_gradients_s}, last_bucket, {"ms", 1e-3});
-}
-
-/// The gradient of a weight w in the loss (w x_i)^2 / 2 at w = 1 is x_i^2.
-inline bool are_weights_right(double w0, double w1) {
-  const double g0 = (1 + 4 + 9 + 16 + 25) / 5.0, g1 = (36 + 49 + 64) / 3.0;
-  const double mean = (1 + 4 + 9 + 16 + 25 + 36 + 49 + 64) / 8.0;
-  return std::abs(w0 * g0 + w1 * g1 - mean) < 1e-9 &&
-         std::abs(w0 + w1 - 1) < 1e-9;
 }
 
 // --- ZeRO and FSDP -----------------------------------------------------------
