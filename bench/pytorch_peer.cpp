@@ -71,7 +71,7 @@ struct TimedWork {
   std::function<void()> body;
 };
 
-TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
+TimedWork matmul_work(const PeerOptions& options) {
   const Shape shape = {options.size, options.size};
   Tensor a = Tensor::empty(shape), b = Tensor::empty(shape);
   fill_normal(a, 0, 1, 0, 1);
@@ -81,7 +81,7 @@ TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
 }
 
 /// Heads as in gpt-micro.
-TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
+TimedWork attention_work(const PeerOptions& options) {
   constexpr std::int64_t kWidth = 256;
   AttentionOptions setup;
   setup.heads = 8;
@@ -96,14 +96,14 @@ TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
           }};
 }
 
+/// One device's, of tokens or of images, or under DistributedDataParallel.
 TimedWork step_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = make_step(options, "adamw", world.rank());
-  return {"one device", [step] { step->run(*step->model); }};
-}
-
-/// The step under DistributedDataParallel.
-TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = make_step(options, "adamw", world.rank());
+  const bool is_images = options.work == "images";
+  auto step = make_step(options, is_images ? "sgd" : "adamw", world.rank());
+  if (options.work != "ddp") {
+    return {is_images ? "channels last" : "one device",
+            [step] { step->run(*step->model); }};
+  }
   ddp::DdpOptions ddp_options;
   ddp_options.gradient_as_bucket_view = true;
   auto wrapped = std::make_shared<ddp::DistributedDataParallel>(
@@ -112,11 +112,6 @@ TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
             step->run(*wrapped);
             world.clear_records();
           }};
-}
-
-TimedWork images_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = make_step(options, "sgd", world.rank());
-  return {"channels last", [step] { step->run(*step->model); }};
 }
 
 TimedWork all_reduce_work(const PeerOptions& options, ProcessGroup& world) {
@@ -136,13 +131,14 @@ TimedWork all_reduce_work(const PeerOptions& options, ProcessGroup& world) {
 }
 
 TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
-  if (options.work == "matmul") return matmul_work(options, world);
-  if (options.work == "step") return step_work(options, world);
-  if (options.work == "attention") return attention_work(options, world);
-  if (options.work == "allreduce") return all_reduce_work(options, world);
-  if (options.work == "ddp") return ddp_work(options, world);
-  if (options.work == "images") return images_work(options, world);
-  SB_FAIL("no work ", options.work,
+  const std::string& work = options.work;
+  if (work == "matmul") return matmul_work(options);
+  if (work == "attention") return attention_work(options);
+  if (work == "allreduce") return all_reduce_work(options, world);
+  if (work == "step" || work == "images" || work == "ddp") {
+    return step_work(options, world);
+  }
+  SB_FAIL("no work ", work,
           "; matmul, step, attention, allreduce, ddp, images");
 }
 
