@@ -293,8 +293,11 @@ double copy_seconds(std::int64_t bytes, const Device& from, const Device& to) {
   return seconds_of([&] { b.copy_from(a); }, 10);
 }
 
-/// The host's time to issue an operation, and the GPU's to run it.
-void measure_launches(GpuCalibration& gpu) {
+/// The host's time to issue the smallest operation, and the GPU's to run it.
+struct Launch {
+  double issue_s = 0, kernel_s = 0;
+};
+Launch measure_launches() {
   constexpr int kCount = 200;
   const Tensor x = Tensor::zeros({32});
   const Tensor large = Tensor::zeros({4096, 4096});
@@ -304,16 +307,16 @@ void measure_launches(GpuCalibration& gpu) {
   Event begin, end;
   for (int i = 0; i < 20; ++i) (void)matmul(large, large);
   begin.record();
-  const double issue_s = now_s();
+  const double begin_s = now_s();
   for (int i = 0; i < kCount; ++i) (void)add(x, x);
-  gpu.launch_s = (now_s() - issue_s) / kCount;
+  const double issue_s = (now_s() - begin_s) / kCount;
   end.record();
   end.synchronize();
-  gpu.kernel_s = end.elapsed_s(begin) / kCount;
+  return {issue_s, end.elapsed_s(begin) / kCount};
 }
 
-}  // namespace
-
+/// k at which a product has half of its speed, from the rates of the same
+/// product with a short and a long k: rate(k) = R k / (k + half_k).
 double half_k_of(double short_k, double short_rate, double long_k,
                  double long_rate) {
   // short_rate (short_k + h) / short_k = long_rate (long_k + h) / long_k
@@ -322,66 +325,58 @@ double half_k_of(double short_k, double short_rate, double long_k,
   return std::max(0.0, (long_rate - short_rate) / slope);
 }
 
-GpuCalibration measure_gpu() {
+}  // namespace
+
+std::string measured_gpus_json() {
   RankContext context(Device::cuda(0));
   const RankContext::Scope scope(context);
   const Gpu found = gpu(0);
-  GpuCalibration result;
-  result.name = found.name;
-  result.memory_bytes = found.memory_bytes;
-  result.multiprocessors = found.multiprocessors;
-  result.major = found.major;
   constexpr std::int64_t kSize = 8192, kShort = 512;
+  std::map<std::string, double> rates = {
+      {"f64", product_rate(kSize / 8, kSize / 8, DType::kF64)}};
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    result.products[dtype_name(dtype)] = product_rate(kSize, kSize, dtype);
+    rates[dtype_name(dtype)] = product_rate(kSize, kSize, dtype);
   }
-  result.products["f64"] = product_rate(kSize / 8, kSize / 8, DType::kF64);
-  result.half_k = half_k_of(kShort, product_rate(kSize, kShort, DType::kBF16),
-                            kSize, result.products["bf16"]);
-  constexpr std::int64_t kBytes = std::int64_t{1} << 28;
-  result.bytes_per_s =
-      2.0 * kBytes / copy_seconds(kBytes, context.device, context.device);
-  const double many = copy_seconds(kBytes, context.host(), context.device);
-  result.host_latency_s = copy_seconds(4096, context.host(), context.device);
-  result.host_bytes_per_s = kBytes / many;
-  measure_launches(result);
-  return result;
-}
-
-std::string cluster_json(const GpuCalibration& gpu, int num_gpus) {
-  // Copy tiles, alignment and attention from the nearest generation
-  const std::string nearest = gpu.major >= 9   ? "h100-80gb"
-                              : gpu.major == 8 ? "a100-80gb"
-                                               : "t4";
+  const double half_k = half_k_of(
+      kShort, product_rate(kSize, kShort, DType::kBF16), kSize, rates["bf16"]);
   ordered_json peaks;
-  // The model's rate at k = 8192 is then the measured one
-  for (const auto& [dtype, rate] : gpu.products) {
-    peaks[dtype] = rate * (8192 + gpu.half_k) / 8192 / 1e12;
+  // The model's rate at k = kSize is then the measured one
+  for (const auto& [dtype, rate] : rates) {
+    peaks[dtype] = rate * (kSize + half_k) / kSize / 1e12;
   }
+  constexpr std::int64_t kBytes = std::int64_t{1} << 28;
+  const Launch launch = measure_launches();
   const ordered_json device = {
-      {"extends", nearest},
-      {"name", gpu.name},
+      // Copy tiles, alignment and attention from the nearest generation
+      {"extends", found.major >= 9   ? "h100-80gb"
+                  : found.major == 8 ? "a100-80gb"
+                                     : "t4"},
+      {"name", found.name},
       {"peak_TFLOPS", peaks},
       {"matmul_efficiency", 1},
-      {"half_k", gpu.half_k},
+      {"half_k", half_k},
       {"sustained", 1},
-      {"units", gpu.multiprocessors},
-      {"bandwidth_GB_per_s", gpu.bytes_per_s / 1e9},
+      {"units", found.multiprocessors},
+      {"bandwidth_GB_per_s",
+       2e-9 * kBytes / copy_seconds(kBytes, context.device, context.device)},
       {"memory_efficiency", 1},
-      {"capacity_GB", static_cast<double>(gpu.memory_bytes) / 1e9},
-      {"launch_us", gpu.launch_s * 1e6},
-      {"kernel_us", gpu.kernel_s * 1e6},
+      {"capacity_GB", static_cast<double>(found.memory_bytes) / 1e9},
+      {"launch_us", launch.issue_s * 1e6},
+      {"kernel_us", launch.kernel_s * 1e6},
       {"trust", "interpolated"}};
-  const double host_rate = gpu.host_bytes_per_s / 1e9;
+  const double host_rate =
+      1e-9 * kBytes / copy_seconds(kBytes, context.host(), context.device);
+  const double host_latency_s =
+      copy_seconds(4096, context.host(), context.device);
   const ordered_json host_link =
-      link_json(host_rate, gpu.host_latency_s, "calibrated");
+      link_json(host_rate, host_latency_s, "calibrated");
   // GPUs of one host meet over its memory where they have no faster link; that
   // link was not measured.
   const ordered_json between =
-      link_json(host_rate, gpu.host_latency_s, "extrapolated");
+      link_json(host_rate, host_latency_s, "extrapolated");
   ordered_json inside = between;
   inside["kind"] = "pcie";
-  return cluster_text(num_gpus, device, inside, between, "dgx-a100-host",
+  return cluster_text(num_gpus(), device, inside, between, "dgx-a100-host",
                       host_link);
 }
 
