@@ -74,38 +74,19 @@ const std::vector<Size> kSizes = {
 // Around ResNet-50 with images of 128 x 128, which the chapter on model
 // parallelism trains, but never equal.
 struct ImageSize {
-  const char* depths;
+  std::vector<int> depths;
   std::int64_t image, batch;
 };
-const std::vector<ImageSize> kImageSizes = {{"[2,1,2,1]", 96, 20},
-                                            {"[1,2,1,2]", 160, 5},
-                                            {"[1,1,2,1]", 112, 10},
-                                            {"[1,1,1,1]", 144, 3}};
+const std::vector<ImageSize> kImageSizes = {{{2, 1, 2, 1}, 96, 20},
+                                            {{1, 2, 1, 2}, 160, 5},
+                                            {{1, 1, 2, 1}, 112, 10},
+                                            {{1, 1, 1, 1}, 144, 3}};
 
-Options options_of(const ImageSize& size) {
+Options options_of(const ordered_json& model, std::int64_t batch) {
   Options options;
-  options.model = std::string(R"({"model_type": "resnet", "depths": )") +
-                  size.depths + R"(, "layer_type": "bottleneck"})";
+  options.model = model.dump();
   options.data = "random";
-  options.optimizer = "sgd";
-  options.batch = size.batch;
-  options.image_size = size.image;
-  options.seq = 1;
-  return options;
-}
-
-Options options_of(const Size& size) {
-  Options options;
-  options.model = ordered_json({{"model_type", size.type},
-                                {"vocab_size", 256},
-                                {"n_positions", 256},
-                                {"n_embd", size.hidden},
-                                {"n_layer", size.layers},
-                                {"n_head", size.heads}})
-                      .dump();
-  options.data = "random";
-  options.batch = size.batch;
-  options.seq = size.seq;
+  options.batch = batch;
   return options;
 }
 
@@ -119,32 +100,6 @@ std::vector<Slot> record_steps(const Options& options, int num_steps) {
   }
   RankContext::current().remove_observer(recorder);
   return recorder->slots();
-}
-
-/// The non-negative fit of the first `columns` of fixed time, work and bytes with
-/// the least sum of squared errors, each divided by seconds^power.
-Fit best_fit(const std::vector<Sample>& samples, int columns, double power) {
-  // In units near 1: ms, GFLOP, 10 MB.
-  double a[3][4] = {};
-  for (const Sample& sample : samples) {
-    const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
-                           sample.seconds};
-    const double weight = std::pow(sample.seconds, -power);
-    for (int i = 0; i < 3; ++i) {
-      for (int j = 0; j < 4; ++j) a[i][j] += weight * row[i] * row[j];
-    }
-  }
-  // The sum is convex: the best of one coordinate after the other ends at the
-  // least
-  double x[3] = {};
-  for (int round = 0; round < 100000; ++round) {
-    for (int i = 0; i < columns; ++i) {
-      double rest = a[i][3];
-      for (int j = 0; j < columns; ++j) rest -= a[i][j] * x[j];
-      if (a[i][i] > 0) x[i] = std::max(0.0, x[i] + rest / a[i][i]);
-    }
-  }
-  return {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
 }
 
 ordered_json link_json(double gigabytes_per_s, double latency_s,
@@ -171,12 +126,30 @@ std::string cluster_text(int devices, const ordered_json& device,
 
 }  // namespace
 
-Fit fit(const std::vector<Sample>& samples) {
-  return best_fit(samples, /*columns=*/2, 2);
-}
-
-Fit fit_by_both(const std::vector<Sample>& samples) {
-  return best_fit(samples, /*columns=*/3, 1);
+Fit fit(const std::vector<Sample>& samples, bool by_both) {
+  const int columns = by_both ? 3 : 2;
+  const double power = by_both ? 1 : 2;
+  // In units near 1: ms, GFLOP, 10 MB.
+  double a[3][4] = {};
+  for (const Sample& sample : samples) {
+    const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
+                           sample.seconds};
+    const double weight = std::pow(sample.seconds, -power);
+    for (int i = 0; i < 3; ++i) {
+      for (int j = 0; j < 4; ++j) a[i][j] += weight * row[i] * row[j];
+    }
+  }
+  // The sum is convex: the best of one coordinate after the other ends at the
+  // least
+  double x[3] = {};
+  for (int round = 0; round < 100000; ++round) {
+    for (int i = 0; i < columns; ++i) {
+      double rest = a[i][3];
+      for (int j = 0; j < columns; ++j) rest -= a[i][j] * x[j];
+      if (a[i][i] > 0) x[i] = std::max(0.0, x[i] + rest / a[i][i]);
+    }
+  }
+  return {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
 }
 
 std::vector<OperationFit> measure_operations() {
@@ -196,17 +169,34 @@ std::vector<OperationFit> measure_operations() {
            median(slot.seconds), slot.event.bytes});
     }
   };
-  for (const Size& size : kSizes) add(record_steps(options_of(size), 25), {});
+  for (const Size& size : kSizes) {
+    Options options = options_of({{"model_type", size.type},
+                                  {"vocab_size", 256},
+                                  {"n_positions", 256},
+                                  {"n_embd", size.hidden},
+                                  {"n_layer", size.layers},
+                                  {"n_head", size.heads}},
+                                 size.batch);
+    options.seq = size.seq;
+    add(record_steps(options, 25), {});
+  }
   // Image models add the operations that language models do not have.
   const std::map<Key, bool> known = by_flops;
   for (const ImageSize& size : kImageSizes) {
-    add(record_steps(options_of(size), 7), known);
+    Options options = options_of({{"model_type", "resnet"},
+                                  {"depths", size.depths},
+                                  {"layer_type", "bottleneck"}},
+                                 size.batch);
+    options.optimizer = "sgd";
+    options.image_size = size.image;
+    options.seq = 1;
+    add(record_steps(options, 7), known);
   }
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
     const bool by_both = key.first == "conv2d" || key.first == "conv2d_3x3";
-    fits.push_back({key.first, key.second, by_both || by_flops[key],
-                    by_both ? fit_by_both(list) : fit(list)});
+    fits.push_back(
+        {key.first, key.second, by_both || by_flops[key], fit(list, by_both)});
   }
   return fits;
 }

@@ -22,17 +22,14 @@ struct Fit {
 struct Sample {
   double work = 0;
   double seconds = 0;
-  double bytes = 0;  ///< for fit_by_both
+  double bytes = 0;  ///< for a fit by both
 };
 
 /// The non-negative Fit of fixed time and work with the least sum of squared
-/// relative errors.
-Fit fit(const std::vector<Sample>& samples);
-
-/// The same of bytes as well: convolutions compute much or little per weight that
-/// they read. Each error is divided by the square root of the measured time: long
-/// operations count more.
-Fit fit_by_both(const std::vector<Sample>& samples);
+/// relative errors. With `by_both`, of bytes as well: convolutions compute much or
+/// little per weight that they read. Each error is then divided by the square root
+/// of the measured time: long operations count more.
+Fit fit(const std::vector<Sample>& samples, bool by_both = false);
 
 struct OperationFit {
   std::string name;  ///< "linear", "gelu"

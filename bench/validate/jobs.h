@@ -51,8 +51,7 @@ StepTime with_zero3(const HybridJob& job, bool is_of_2021 = false);
 /// `checkpoint`: which micro-batches are recomputed. The model may read images.
 StepTime with_gpipe(const HybridJob& job, const Options& options,
                     const std::string& checkpoint = "always");
-/// Megatron-LM's tensor parallelism, without and with sequence parallelism.
-StepTime with_tensor(const HybridJob& job);
+/// Megatron-LM's tensor parallelism with sequence parallelism.
 StepTime with_megatron(const HybridJob& job);
 /// Tokens are cut over all ranks: Ulysses, or ring self-attention as in
 /// Colossal-AI, which sums by all-reduce.

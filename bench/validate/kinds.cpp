@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <sstream>
 
@@ -180,20 +179,6 @@ void check_jobs(const Table& table) {
            joined(lacks), "; a table of jobs has ", joined(words(jobs.columns)),
            " and what else describes a step (bench/own_rows.md)");
   check_columns(table.file, jobs, table.columns);
-}
-
-double last_digit(const std::string& printed) {
-  const std::size_t point = printed.find('.');
-  if (point == std::string::npos) return 1;
-  return std::pow(10.0, -static_cast<double>(printed.size() - point - 1));
-}
-
-bool is_printed_as(double value, double printed, double last_digit) {
-  const double digits = std::round(printed / last_digit);
-  // Decimal halves are not exact in binary
-  constexpr double kHalf = 0.5 + 1e-9;
-  return std::floor(value / last_digit + kHalf) == digits ||
-         std::floor(value / last_digit + 1e-9) == digits;
 }
 
 }  // namespace shardbook::validate
