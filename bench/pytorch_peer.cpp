@@ -10,7 +10,6 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -20,13 +19,13 @@
 #include "bench/timing.h"
 #include "bench/training_step.h"
 #include "chapters/02_ddp/ddp.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "comm/launch.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
-#include "core/own_program.h"
 
 namespace shardbook::bench {
 namespace {
@@ -190,8 +189,7 @@ void serve(const PeerOptions& options, ProcessGroup& world) {
   }
 }
 
-int run_peer(int argc, char** argv) {
-  const PeerOptions options = parse(argc, argv);
+int run_peer(const PeerOptions& options) {
   LaunchOptions launch;
   launch.backend = options.backend;
   // Ranks wait for the next command while the other side is measured.
@@ -206,11 +204,7 @@ int run_peer(int argc, char** argv) {
 }  // namespace shardbook::bench
 
 int main(int argc, char** argv) {
-  shardbook::shorten_waits();
-  try {
-    return shardbook::bench::run_peer(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "pytorch_peer: %s\n", error.what());
-    return 2;
-  }
+  return shardbook::chapter_main([&] {
+    return shardbook::bench::run_peer(shardbook::bench::parse(argc, argv));
+  });
 }

@@ -28,6 +28,7 @@
 #include "bench/timing.h"
 #include "bench/training_step.h"
 #include "chapters/common/run/command_line.h"
+#include "chapters/common/run/exit_status.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/gpus.h"
@@ -348,10 +349,7 @@ Settings read(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a peer may have ended
-  try {
+  return shardbook::chapter_main([&] {
     return shardbook::bench::run(shardbook::bench::read(argc, argv));
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 2;
-  }
+  });
 }

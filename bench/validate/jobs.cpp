@@ -58,13 +58,13 @@ struct OneDevice : single_device::SingleDevice {
 
 }  // namespace
 
-HybridJob gpt_job(const Row& row, int vocabulary, const char* seq) {
+HybridJob gpt_job(const Row& row, int vocabulary) {
   HybridJob job;
   job.sizes.vocabulary =
       vocabulary > 0 ? vocabulary : row.count("vocab", kMaxSize);
   job.sizes.hidden = row.count("hidden", 1 << 17);
   job.sizes.heads = row.count("heads", 1 << 12);
-  job.sizes.seq = row.count(seq, kMaxSize);
+  job.sizes.seq = row.count("seq", kMaxSize);
   job.layers = row.count("layers", kMaxLayers);
   SB_CHECK(job.sizes.hidden % job.sizes.heads == 0, row.place(), ": hidden is ",
            job.sizes.hidden, ", which is no multiple of ", job.sizes.heads,

@@ -24,9 +24,8 @@ constexpr int kMaxLayers = 2000;
 constexpr int kMaxSize = 1 << 20;
 constexpr int kMaxMicroBatchesPerRank = 4096;
 
-/// Layers and sizes of a GPT, and its sequence. `vocabulary` 0: the row's; `seq`
-/// may have a name of its own.
-HybridJob gpt_job(const Row& row, int vocabulary = 0, const char* seq = "seq");
+/// Layers and sizes of a GPT, and its sequence. `vocabulary` 0: the row's.
+HybridJob gpt_job(const Row& row, int vocabulary = 0);
 /// A column that may be empty: 0.
 bool is_set(const Row& row, const char* column);
 /// A row of a table of jobs (bench/own_rows.md).
