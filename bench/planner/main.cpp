@@ -49,6 +49,22 @@ void print_speed() {
       best.num_predicted, pruned_s);
 }
 
+void print_plans(const std::string& model, const bench::Compared& compared) {
+  fmt::print("{}, {} per device\n", model,
+             planner::bytes_text(compared.memory_bytes));
+  const auto line = [&](const char* whose, const planner::Prediction& of) {
+    const double slower = compared.published.step.seconds / of.step.seconds - 1;
+    fmt::print("  {:<10}{:<38}{:>9}{:>10}{:>+8.1f} %\n{:12}{}\n", whose,
+               of.plan.layout_text(), planner::bytes_text(of.memory.total()),
+               planner::time_text(of.step.seconds), 100 * slower, "",
+               of.plan.work_text());
+  };
+  line("published", compared.published);
+  line("ours", compared.within);
+  if (compared.open.step.seconds > 0) line("free", compared.open);
+  std::fflush(stdout);
+}
+
 void print_published(const std::string& which, bool asks_open) {
   const auto print = [&](const char* name, const char* title,
                          std::vector<bench::PublishedRow> (*rows)()) {
@@ -60,8 +76,7 @@ void print_published(const std::string& which, bool asks_open) {
         const bench::Compared compared = bench::compare(row, asks_open);
         least = std::min(least, compared.slower());
         most = std::max(most, compared.slower());
-        fmt::print("{}", bench::compared_text(compared));
-        std::fflush(stdout);
+        print_plans(row.model, compared);
       }
     });
     fmt::print(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <regex>
 #include <sstream>
 
 #include "core/check.h"
@@ -44,6 +45,19 @@ void check_columns(const std::string& label, const Kind& kind,
 }
 
 }  // namespace
+
+std::vector<double> numbers_in(const Row& row, const char* column,
+                               const char* pattern) {
+  std::smatch found;
+  const std::string& text = row.text(column);
+  // std::regex calls itself for each character
+  if (text.size() < 1000) std::regex_match(text, found, std::regex(pattern));
+  std::vector<double> numbers;
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    numbers.push_back(std::stod(found[i].str()));
+  }
+  return numbers;
+}
 
 const std::vector<Kind>& kinds() {
   constexpr bool kTime = true, kRate = false;  // whether lower is better

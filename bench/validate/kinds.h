@@ -48,6 +48,11 @@ T choice(const Row& row, const char* column,
                                  row.text(column), fmt::join(names, ", ")));
 }
 
+/// The numbers in the text of a column: the groups of a regular expression; none
+/// where it does not match all of the text.
+std::vector<double> numbers_in(const Row& row, const char* column,
+                               const char* pattern);
+
 /// A published figure, and the prediction for it.
 struct Pair {
   double predicted = 0;
