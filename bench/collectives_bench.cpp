@@ -33,6 +33,7 @@ namespace shardbook {
 namespace {
 
 using bench::now_s;
+using bench::seconds_of;
 
 // Bytes read plus written per second when every core copies.
 double measure_bandwidth() {
@@ -46,10 +47,11 @@ double measure_bandwidth() {
       threads.emplace_back([&rates, t] {
         std::vector<char> from(kBytes, 1);
         std::vector<char> to(kBytes, 2);
-        const double begin_s = now_s();
-        std::memcpy(to.data(), from.data(), kBytes);
-        benchmark::DoNotOptimize(to.data());
-        rates[static_cast<std::size_t>(t)] = 2.0 * kBytes / (now_s() - begin_s);
+        const double seconds = seconds_of([&] {
+          std::memcpy(to.data(), from.data(), kBytes);
+          benchmark::DoNotOptimize(to.data());
+        });
+        rates[static_cast<std::size_t>(t)] = 2.0 * kBytes / seconds;
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -87,9 +89,7 @@ std::string time_calls(ProcessGroup& world,
   for (bool more = true; more;) {
     for (int i = 0; i < 5; ++i) {
       world.barrier();
-      const double start_s = now_s();
-      operation();
-      times.push_back(now_s() - start_s);
+      times.push_back(seconds_of(operation));
     }
     // Rank 0 decides for all ranks when to stop.
     more = world.exchange(now_s() - begin_s < 0.6 ? "more" : "enough")[0] ==

@@ -14,7 +14,6 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "bench/timing.h"
 #include "bench/training_step.h"
@@ -142,12 +141,14 @@ TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
 }
 
 /// Seconds for `count` calls of body on the slowest rank.
-double seconds_of(ProcessGroup& world, const std::function<void()>& body,
-                  std::int64_t count) {
+double slowest_seconds_of(ProcessGroup& world,
+                          const std::function<void()>& body,
+                          std::int64_t count) {
   world.barrier();
-  const double begin_s = now_s();
-  for (std::int64_t i = 0; i < count; ++i) body();
-  Tensor seconds = Tensor::full({1}, now_s() - begin_s, {DType::kF64});
+  const double own = seconds_of([&] {
+    for (std::int64_t i = 0; i < count; ++i) body();
+  });
+  Tensor seconds = Tensor::full({1}, own, {DType::kF64});
   world.all_reduce(seconds, ReduceOp::kMax).wait();
   return seconds.item();
 }
@@ -168,7 +169,7 @@ void serve(const PeerOptions& options, ProcessGroup& world) {
                       options.threads);
   RankContext::Scope scope(context);
   TimedWork work = make_work(options, world);
-  seconds_of(world, work.body, 3);
+  slowest_seconds_of(world, work.body, 3);
   const bool is_main = world.rank() == 0;
   if (is_main) {
     std::printf("ready {\"version\": \"shardbook\", \"variant\": \"%s\"}\n",
@@ -182,7 +183,7 @@ void serve(const PeerOptions& options, ProcessGroup& world) {
     world.broadcast(message, 0).wait();
     const std::int64_t count = message.data<std::int64_t>()[0];
     if (count == 0) return;
-    const double seconds = seconds_of(world, work.body, count);
+    const double seconds = slowest_seconds_of(world, work.body, count);
     if (!is_main) continue;
     std::printf("%.9f\n", seconds);
     std::fflush(stdout);

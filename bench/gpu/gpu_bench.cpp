@@ -21,15 +21,16 @@
 #include <csignal>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "bench/gpu/gpu_work.h"
 #include "bench/timing.h"
 #include "bench/training_step.h"
 #include "chapters/common/run/command_line.h"
 #include "chapters/common/run/exit_status.h"
-#include "core/check.h"
 #include "core/context.h"
 #include "core/gpus.h"
 #include "core/ops.h"

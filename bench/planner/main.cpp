@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 
 #include "bench/planner/published.h"
 #include "bench/timing.h"
@@ -17,14 +16,9 @@
 #include "chapters/planner/plan_report.h"
 
 using namespace shardbook;
+using bench::seconds_of;
 
 namespace {
-
-double seconds_of(const std::function<void()>& work) {
-  const double begin_s = bench::now_s();
-  work();
-  return bench::now_s() - begin_s;
-}
 
 void print_speed() {
   planner::PlanRequest request;

@@ -209,9 +209,8 @@ Fit measure_all_reduce() {
       std::vector<double> seconds;
       for (int repeat = 0; repeat < 40; ++repeat) {
         world.barrier();
-        const double begin = now_s();
-        world.all_reduce(x).wait();
-        seconds.push_back(now_s() - begin);
+        seconds.push_back(
+            bench::seconds_of([&] { world.all_reduce(x).wait(); }));
       }
       if (world.rank() == 0) {
         samples.push_back({static_cast<double>(x.bytes()), median(seconds)});
@@ -258,7 +257,7 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
 namespace {
 
 /// The GPU's median seconds for one call, in rounds of `count`.
-double seconds_of(const std::function<void()>& body, int count) {
+double gpu_median_of(const std::function<void()>& body, int count) {
   bench::gpu_seconds(body, count);  // warms up
   std::vector<double> seconds;
   for (int round = 0; round < 7; ++round) {
@@ -273,14 +272,14 @@ double product_rate(std::int64_t mn, std::int64_t k, DType dtype) {
   fill_normal(a, 0, 1, 0, 1);
   fill_normal(b, 0, 2, 0, 1);
   const double flops = 2.0 * static_cast<double>(mn * mn * k);
-  return flops / seconds_of([&] { (void)matmul(a, b); }, 5);
+  return flops / gpu_median_of([&] { (void)matmul(a, b); }, 5);
 }
 
 /// Seconds to copy so many bytes between two devices.
 double copy_seconds(std::int64_t bytes, const Device& from, const Device& to) {
   const Tensor a = Tensor::zeros({bytes / 4}, {DType::kF32, from});
   const Tensor b = Tensor::zeros({bytes / 4}, {DType::kF32, to});
-  return seconds_of([&] { b.copy_from(a); }, 10);
+  return gpu_median_of([&] { b.copy_from(a); }, 10);
 }
 
 /// The host's time to issue the smallest operation, and the GPU's to run it.
@@ -297,12 +296,12 @@ Launch measure_launches() {
   Event begin, end;
   for (int i = 0; i < 20; ++i) (void)matmul(large, large);
   begin.record();
-  const double begin_s = now_s();
-  for (int i = 0; i < kCount; ++i) (void)add(x, x);
-  const double issue_s = (now_s() - begin_s) / kCount;
+  const double issue_s = bench::seconds_of([&] {
+    for (int i = 0; i < kCount; ++i) (void)add(x, x);
+  });
   end.record();
   end.synchronize();
-  return {issue_s, end.elapsed_s(begin) / kCount};
+  return {issue_s / kCount, end.elapsed_s(begin) / kCount};
 }
 
 /// k at which a product has half of its speed, from the rates of the same

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "bench/validate/jobs.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/sharded/parts.h"
