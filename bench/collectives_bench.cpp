@@ -33,6 +33,7 @@ namespace shardbook {
 namespace {
 
 using bench::now_s;
+using bench::seconds_of;
 
 // Bytes read plus written per second when every core copies.
 double measure_bandwidth() {
@@ -46,10 +47,11 @@ double measure_bandwidth() {
       threads.emplace_back([&rates, t] {
         std::vector<char> from(kBytes, 1);
         std::vector<char> to(kBytes, 2);
-        const double begin_s = now_s();
-        std::memcpy(to.data(), from.data(), kBytes);
-        benchmark::DoNotOptimize(to.data());
-        rates[static_cast<std::size_t>(t)] = 2.0 * kBytes / (now_s() - begin_s);
+        const double seconds = seconds_of([&] {
+          std::memcpy(to.data(), from.data(), kBytes);
+          benchmark::DoNotOptimize(to.data());
+        });
+        rates[static_cast<std::size_t>(t)] = 2.0 * kBytes / seconds;
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -71,8 +73,9 @@ using Operation =
 
 struct Row {
   std::string name;
-  /// How many buffers of the given size all ranks together read and write.
-  std::function<double(int)> buffers;
+  /// How many buffers of the given size each rank reads and writes, and how many
+  /// more all ranks together.
+  double buffers_each, buffers_shared;
   Operation call;
   /// Whether x (y) holds one rank's part, not the whole size.
   bool x_is_part = false, y_is_part = false;
@@ -86,9 +89,7 @@ std::string time_calls(ProcessGroup& world,
   for (bool more = true; more;) {
     for (int i = 0; i < 5; ++i) {
       world.barrier();
-      const double start_s = now_s();
-      operation();
-      times.push_back(now_s() - start_s);
+      times.push_back(seconds_of(operation));
     }
     // Rank 0 decides for all ranks when to stop.
     more = world.exchange(now_s() - begin_s < 0.6 ? "more" : "enough")[0] ==
@@ -122,30 +123,26 @@ double measure_seconds(const std::string& backend, int world_size,
 std::vector<Row> rows() {
   using G = ProcessGroup;
   using T = const Tensor;
-  const auto two_each = [](int p) { return 2.0 * p; };
-  const auto one_and_all = [](int p) { return p + 1.0; };
-  const auto two = [](int) { return 2.0; };
   constexpr bool kPart = true;
   return {
-      {"AllReduce", two_each,
+      {"AllReduce", 2, 0,
        [](G& world, T& x, T&) { world.all_reduce(x).wait(); }},
-      {"ReduceScatter", one_and_all,
+      {"ReduceScatter", 1, 1,
        [](G& world, T& x, T& y) { world.reduce_scatter(y, x).wait(); }, !kPart,
        kPart},
-      {"AllGather", one_and_all,
+      {"AllGather", 1, 1,
        [](G& world, T& x, T& y) { world.all_gather(y, x).wait(); }, kPart},
-      {"Broadcast", [](int p) { return 1.0 * p; },
+      {"Broadcast", 1, 0,
        [](G& world, T& x, T&) { world.broadcast(x, 0).wait(); }},
-      {"Reduce", one_and_all,
-       [](G& world, T& x, T&) { world.reduce(x, 0).wait(); }},
-      {"Gather", two,
+      {"Reduce", 1, 1, [](G& world, T& x, T&) { world.reduce(x, 0).wait(); }},
+      {"Gather", 0, 2,
        [](G& world, T& x, T& y) { world.gather(y, x, 0).wait(); }, kPart},
-      {"Scatter", two,
+      {"Scatter", 0, 2,
        [](G& world, T& x, T& y) { world.scatter(y, x, 0).wait(); }, !kPart,
        kPart},
-      {"AllToAll", two_each,
+      {"AllToAll", 2, 0,
        [](G& world, T& x, T& y) { world.all_to_all(y, x).wait(); }},
-      {"SendRecv", two_each,
+      {"SendRecv", 2, 0,
        [](G& world, T& x, T& y) {
          const int p = world.size();
          Work received = world.recv(y, (world.rank() + p - 1) % p);
@@ -153,13 +150,13 @@ std::vector<Row> rows() {
          received.wait();
          sent.wait();
        }},
-      {"AllReduce/by_ring", two_each,
+      {"AllReduce/by_ring", 2, 0,
        [](G& world, T& x, T&) { algorithms::ring_all_reduce(world, x); }},
-      {"AllReduce/by_halving_doubling", two_each,
+      {"AllReduce/by_halving_doubling", 2, 0,
        [](G& world, T& x, T&) {
          algorithms::halving_doubling_all_reduce(world, x);
        }},
-      {"AllReduce/by_double_tree", two_each,
+      {"AllReduce/by_double_tree", 2, 0,
        [](G& world, T& x, T&) {
          algorithms::double_tree_all_reduce(world, x);
        }},
@@ -186,11 +183,11 @@ void add_benchmarks(const std::string& backend) {
                 const double seconds =
                     measure_seconds(backend, world_size, bytes, row);
                 state.SetIterationTime(seconds);
-                const double traffic =
-                    row.buffers(world_size) * static_cast<double>(bytes);
-                state.counters["GB/s"] =
-                    static_cast<double>(bytes) / seconds * 1e-9;
-                state.counters["of_memory"] = traffic / seconds / bandwidth();
+                const double rate = static_cast<double>(bytes) / seconds;
+                state.counters["GB/s"] = rate * 1e-9;
+                state.counters["of_memory"] =
+                    (row.buffers_each * world_size + row.buffers_shared) *
+                    rate / bandwidth();
               }
             })
             ->Iterations(1)

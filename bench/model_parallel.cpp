@@ -12,7 +12,6 @@
 #include "chapters/common/run/command_line.h"
 #include "chapters/common/run/exit_status.h"
 #include "chapters/pictures/charts.h"
-#include "core/check.h"
 #include "core/text_file.h"
 
 using namespace shardbook;

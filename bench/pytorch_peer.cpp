@@ -10,23 +10,21 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "bench/timing.h"
 #include "bench/training_step.h"
 #include "chapters/02_ddp/ddp.h"
+#include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "comm/launch.h"
 #include "core/autograd.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/ops.h"
-#include "core/own_program.h"
 
 namespace shardbook::bench {
 namespace {
@@ -71,7 +69,7 @@ struct TimedWork {
   std::function<void()> body;
 };
 
-TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
+TimedWork matmul_work(const PeerOptions& options) {
   const Shape shape = {options.size, options.size};
   Tensor a = Tensor::empty(shape), b = Tensor::empty(shape);
   fill_normal(a, 0, 1, 0, 1);
@@ -81,7 +79,7 @@ TimedWork matmul_work(const PeerOptions& options, ProcessGroup&) {
 }
 
 /// Heads as in gpt-micro.
-TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
+TimedWork attention_work(const PeerOptions& options) {
   constexpr std::int64_t kWidth = 256;
   AttentionOptions setup;
   setup.heads = 8;
@@ -96,14 +94,14 @@ TimedWork attention_work(const PeerOptions& options, ProcessGroup&) {
           }};
 }
 
+/// One device's, of tokens or of images, or under DistributedDataParallel.
 TimedWork step_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = make_step(options, "adamw", world.rank());
-  return {"one device", [step] { step->run(*step->model); }};
-}
-
-/// The step under DistributedDataParallel.
-TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = make_step(options, "adamw", world.rank());
+  const bool is_images = options.work == "images";
+  auto step = make_step(options, is_images ? "sgd" : "adamw", world.rank());
+  if (options.work != "ddp") {
+    return {is_images ? "channels last" : "one device",
+            [step] { step->run(*step->model); }};
+  }
   ddp::DdpOptions ddp_options;
   ddp_options.gradient_as_bucket_view = true;
   auto wrapped = std::make_shared<ddp::DistributedDataParallel>(
@@ -112,11 +110,6 @@ TimedWork ddp_work(const PeerOptions& options, ProcessGroup& world) {
             step->run(*wrapped);
             world.clear_records();
           }};
-}
-
-TimedWork images_work(const PeerOptions& options, ProcessGroup& world) {
-  auto step = make_step(options, "sgd", world.rank());
-  return {"channels last", [step] { step->run(*step->model); }};
 }
 
 TimedWork all_reduce_work(const PeerOptions& options, ProcessGroup& world) {
@@ -136,23 +129,26 @@ TimedWork all_reduce_work(const PeerOptions& options, ProcessGroup& world) {
 }
 
 TimedWork make_work(const PeerOptions& options, ProcessGroup& world) {
-  if (options.work == "matmul") return matmul_work(options, world);
-  if (options.work == "step") return step_work(options, world);
-  if (options.work == "attention") return attention_work(options, world);
-  if (options.work == "allreduce") return all_reduce_work(options, world);
-  if (options.work == "ddp") return ddp_work(options, world);
-  if (options.work == "images") return images_work(options, world);
-  SB_FAIL("no work ", options.work,
+  const std::string& work = options.work;
+  if (work == "matmul") return matmul_work(options);
+  if (work == "attention") return attention_work(options);
+  if (work == "allreduce") return all_reduce_work(options, world);
+  if (work == "step" || work == "images" || work == "ddp") {
+    return step_work(options, world);
+  }
+  SB_FAIL("no work ", work,
           "; matmul, step, attention, allreduce, ddp, images");
 }
 
 /// Seconds for `count` calls of body on the slowest rank.
-double seconds_of(ProcessGroup& world, const std::function<void()>& body,
-                  std::int64_t count) {
+double slowest_seconds_of(ProcessGroup& world,
+                          const std::function<void()>& body,
+                          std::int64_t count) {
   world.barrier();
-  const double begin_s = now_s();
-  for (std::int64_t i = 0; i < count; ++i) body();
-  Tensor seconds = Tensor::full({1}, now_s() - begin_s, {DType::kF64});
+  const double own = seconds_of([&] {
+    for (std::int64_t i = 0; i < count; ++i) body();
+  });
+  Tensor seconds = Tensor::full({1}, own, {DType::kF64});
   world.all_reduce(seconds, ReduceOp::kMax).wait();
   return seconds.item();
 }
@@ -173,7 +169,7 @@ void serve(const PeerOptions& options, ProcessGroup& world) {
                       options.threads);
   RankContext::Scope scope(context);
   TimedWork work = make_work(options, world);
-  seconds_of(world, work.body, 3);
+  slowest_seconds_of(world, work.body, 3);
   const bool is_main = world.rank() == 0;
   if (is_main) {
     std::printf("ready {\"version\": \"shardbook\", \"variant\": \"%s\"}\n",
@@ -187,15 +183,14 @@ void serve(const PeerOptions& options, ProcessGroup& world) {
     world.broadcast(message, 0).wait();
     const std::int64_t count = message.data<std::int64_t>()[0];
     if (count == 0) return;
-    const double seconds = seconds_of(world, work.body, count);
+    const double seconds = slowest_seconds_of(world, work.body, count);
     if (!is_main) continue;
     std::printf("%.9f\n", seconds);
     std::fflush(stdout);
   }
 }
 
-int run_peer(int argc, char** argv) {
-  const PeerOptions options = parse(argc, argv);
+int run_peer(const PeerOptions& options) {
   LaunchOptions launch;
   launch.backend = options.backend;
   // Ranks wait for the next command while the other side is measured.
@@ -210,11 +205,7 @@ int run_peer(int argc, char** argv) {
 }  // namespace shardbook::bench
 
 int main(int argc, char** argv) {
-  shardbook::shorten_waits();
-  try {
-    return shardbook::bench::run_peer(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "pytorch_peer: %s\n", error.what());
-    return 2;
-  }
+  return shardbook::chapter_main([&] {
+    return shardbook::bench::run_peer(shardbook::bench::parse(argc, argv));
+  });
 }

@@ -4,41 +4,26 @@
 //   sim_bench --benchmark_filter=Unfolded
 
 #include <benchmark/benchmark.h>
+#include <fmt/format.h>
 
 #include "bench/narrow_console.h"
-#include "chapters/02_ddp/ddp_strategy.h"
-#include "chapters/common/run/worlds.h"
+#include "chapters/02_ddp/program.h"
 
 namespace shardbook {
 namespace {
 
-void simulate(benchmark::State& state, bool folds) {
-  Options options;
-  options.backend = "sim";
-  options.cluster = "selene";
-  options.data = "random";
-  options.world_size = static_cast<int>(state.range(0));
-  options.batch = options.world_size;
-  options.steps = 3;
-  options.fold = folds;
+void simulate(benchmark::State& state, const char* fold) {
+  const std::string line = fmt::format(
+      "ch02_ddp --backend sim --cluster selene --data random --steps 3 "
+      "--world-size {0} --batch {0} {1}",
+      state.range(0), fold);
   double step_s = 0;
-  for (auto _ : state) {
-    const Report report = run_chapter(
-        options,
-        [](const Options& options, ProcessGroup& world, Report& result) {
-          ddp::DdpStrategy strategy(options, {}, world);
-          const TrainingLog log =
-              train(options, strategy.optimizer(), false,
-                    [&](std::int64_t step) { return strategy.step(step); });
-          finish_rank(options, world, log, strategy.bills()[0], result);
-        });
-    step_s = report.time.step_s;
-  }
+  for (auto _ : state) step_s = run_line(ddp::program, line).time.step_s;
   state.counters["virtual_step_ms"] = step_s * 1e3;
 }
 
-void BM_Unfolded(benchmark::State& state) { simulate(state, false); }
-void BM_Folded(benchmark::State& state) { simulate(state, true); }
+void BM_Unfolded(benchmark::State& state) { simulate(state, "--no-fold"); }
+void BM_Folded(benchmark::State& state) { simulate(state, "--fold"); }
 
 BENCHMARK(BM_Unfolded)
     ->RangeMultiplier(4)

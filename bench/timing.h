@@ -17,6 +17,13 @@ inline double now_s() {
       .count();
 }
 
+template <typename Body>
+double seconds_of(const Body& body) {
+  const double begin_s = now_s();
+  body();
+  return now_s() - begin_s;
+}
+
 /// Seconds of one call on the GPU, the mean of `count`: events in its own queue
 /// mark the begin and the end.
 template <typename Body>

@@ -2,7 +2,6 @@
 
 // The training step that the benchmarks beside PyTorch measure.
 
-#include <functional>
 #include <memory>
 #include <string>
 

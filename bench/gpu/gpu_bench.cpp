@@ -21,14 +21,16 @@
 #include <csignal>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "bench/gpu/gpu_work.h"
 #include "bench/timing.h"
 #include "bench/training_step.h"
 #include "chapters/common/run/command_line.h"
-#include "core/check.h"
+#include "chapters/common/run/exit_status.h"
 #include "core/context.h"
 #include "core/gpus.h"
 #include "core/ops.h"
@@ -99,49 +101,38 @@ Work step_work(const std::string& name, const std::string& text,
   return work;
 }
 
-void add_gemm_works(const Sizes& sizes, std::vector<Work>& works) {
+Work gemm_work(const Sizes& sizes, const std::string& name, DType dtype) {
   const std::int64_t n = sizes.gemm;
-  const auto add = [&](const std::string& name, DType dtype, bool tf32) {
-    Work work{"gemm-" + name, "product " + std::to_string(n) + "^3, " + name};
-    work.flops = 2.0 * static_cast<double>(n * n) * static_cast<double>(n);
-    work.dtype = dtype;
-    work.allow_tf32 = tf32;
-    work.make = [n, dtype]() -> std::function<void()> {
-      const Tensor a = random({n, n}, dtype), b = random({n, n}, dtype);
-      return [a, b] { (void)matmul(a, b); };  // its time counts
-    };
-    works.push_back(std::move(work));
+  Work work{"gemm-" + name, fmt::format("product {}^3, {}", n, name)};
+  work.flops = 2.0 * static_cast<double>(n * n) * static_cast<double>(n);
+  work.dtype = dtype;
+  work.allow_tf32 = name == "tf32";
+  work.make = [n, dtype]() -> std::function<void()> {
+    const Tensor a = random({n, n}, dtype), b = random({n, n}, dtype);
+    return [a, b] { (void)matmul(a, b); };  // its time counts
   };
-  add("bf16", DType::kBF16, false);
-  add("f16", DType::kF16, false);
-  add("tf32", DType::kF32, true);
-  add("f32", DType::kF32, false);
+  return work;
 }
 
-void add_copy_works(const Sizes& sizes, std::vector<Work>& works) {
-  const auto add = [&](const char* name, const char* text, bool from_host,
-                       bool to_host) {
-    Work work{name, text};
-    work.bytes =
-        static_cast<double>(sizes.copy_bytes) * (from_host || to_host ? 1 : 2);
-    const Shape shape = {sizes.copy_bytes / 4};
-    work.make = [=]() -> std::function<void()> {
-      RankContext& here = RankContext::current();
-      const auto zeros = [&](bool on_host) {
-        return Tensor::zeros(
-            shape, {DType::kF32, on_host ? here.host() : here.device});
-      };
-      const Tensor a = zeros(from_host), b = zeros(to_host);
-      return [a, b] { b.copy_from(a); };
+Work copy_work(const Sizes& sizes, const char* name, const char* text,
+               bool from_host = false, bool to_host = false) {
+  Work work{name, text};
+  work.bytes =
+      static_cast<double>(sizes.copy_bytes) * (from_host || to_host ? 1 : 2);
+  const Shape shape = {sizes.copy_bytes / 4};
+  work.make = [=]() -> std::function<void()> {
+    RankContext& here = RankContext::current();
+    const auto zeros = [&](bool on_host) {
+      return Tensor::zeros(shape,
+                           {DType::kF32, on_host ? here.host() : here.device});
     };
-    works.push_back(std::move(work));
+    const Tensor a = zeros(from_host), b = zeros(to_host);
+    return [a, b] { b.copy_from(a); };
   };
-  add("copy", "copy on the device", false, false);
-  add("copy-in", "copy from the host", true, false);
-  add("copy-out", "copy to the host", false, true);
+  return work;
 }
 
-void add_step_works(const Sizes& sizes, std::vector<Work>& works) {
+std::vector<Work> all_works(const Sizes& sizes) {
   Options gpt = training_options(sizes.gpt, sizes.batch);
   gpt.seq = sizes.seq;
   Options resnet = training_options(sizes.resnet, sizes.images);
@@ -149,24 +140,22 @@ void add_step_works(const Sizes& sizes, std::vector<Work>& works) {
   resnet.seq = 1;
   resnet.optimizer = "sgd";
   resnet.optimizer_options.momentum = 0.9;
-  const auto by = [](std::int64_t a, std::int64_t b) {
-    return std::to_string(a) + " x " + std::to_string(b);
-  };
-  works.push_back(step_work(
-      "gpt", sizes.gpt + " step, bf16, AdamW, " + by(sizes.batch, sizes.seq),
-      gpt));
-  works.push_back(step_work("resnet",
-                            sizes.resnet + " step, bf16, SGD, " +
-                                by(sizes.images, sizes.image_size) + "^2",
-                            resnet));
-}
-
-std::vector<Work> all_works(const Sizes& sizes) {
-  std::vector<Work> works;
-  add_gemm_works(sizes, works);
-  add_copy_works(sizes, works);
-  add_step_works(sizes, works);
-  return works;
+  return {
+      gemm_work(sizes, "bf16", DType::kBF16),
+      gemm_work(sizes, "f16", DType::kF16),
+      gemm_work(sizes, "tf32", DType::kF32),
+      gemm_work(sizes, "f32", DType::kF32),
+      copy_work(sizes, "copy", "copy on the device"),
+      copy_work(sizes, "copy-in", "copy from the host", /*from_host=*/true),
+      copy_work(sizes, "copy-out", "copy to the host", false, /*to_host=*/true),
+      step_work("gpt",
+                fmt::format("{} step, bf16, AdamW, {} x {}", sizes.gpt,
+                            sizes.batch, sizes.seq),
+                gpt),
+      step_work("resnet",
+                fmt::format("{} step, bf16, SGD, {} x {}^2", sizes.resnet,
+                            sizes.images, sizes.image_size),
+                resnet)};
 }
 
 // ---- Their times
@@ -361,10 +350,7 @@ Settings read(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a peer may have ended
-  try {
+  return shardbook::chapter_main([&] {
     return shardbook::bench::run(shardbook::bench::read(argc, argv));
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 2;
-  }
+  });
 }

@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "core/dtype.h"
 

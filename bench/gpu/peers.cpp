@@ -9,12 +9,11 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <vector>
 
 #include "bench/gpu/gpu_work.h"
 #include "bench/timing.h"
 #include "core/check.h"
-#include "core/context.h"
 #include "core/ops.h"
 
 namespace shardbook::bench {

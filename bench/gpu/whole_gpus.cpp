@@ -29,10 +29,9 @@ struct Library {
   /// A function that returns its version or, with 0, writes it.
   const char* version;
   bool is_returned = false;
-  /// NVIDIA's version numbers put major, minor and patch side by side: 13010 is
-  /// "13.1" with 1000 for a major version.
+  /// NVIDIA's version numbers put major, minor and patch side by side. The
+  /// driver's have no patch: 13010 is "13.1" with 1000 for a major version.
   int major_unit = 10000;
-  bool has_patch = true;
 };
 
 /// The version of a loaded file.
@@ -52,7 +51,7 @@ std::string version_of(const Library& library, void* file) {
   const int unit = library.major_unit, minor_unit = unit / 100;
   std::string text =
       fmt::format("{}.{}", version / unit, version % unit / minor_unit);
-  if (library.has_patch) text += fmt::format(".{}", version % minor_unit);
+  if (unit > 1000) text += fmt::format(".{}", version % minor_unit);
   return text;
 }
 
@@ -87,8 +86,7 @@ const std::vector<Library> kLibraries = {
 const Library kDriver = {"NVIDIA's driver",     {"libcuda.so.1"},
                          "GPUs: --device cuda", "cuDriverGetVersion",
                          /*is_returned=*/false,
-                         /*major_unit=*/1000,
-                         /*has_patch=*/false};
+                         /*major_unit=*/1000};
 
 void print_library(const Library& library, const std::string& before = "") {
   for (const std::string& name : library.files) {

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 
 #include "bench/planner/published.h"
 #include "bench/timing.h"
@@ -17,14 +16,9 @@
 #include "chapters/planner/plan_report.h"
 
 using namespace shardbook;
+using bench::seconds_of;
 
 namespace {
-
-double seconds_of(const std::function<void()>& work) {
-  const double begin_s = bench::now_s();
-  work();
-  return bench::now_s() - begin_s;
-}
 
 void print_speed() {
   planner::PlanRequest request;
@@ -49,6 +43,22 @@ void print_speed() {
       best.num_predicted, pruned_s);
 }
 
+void print_plans(const std::string& model, const bench::Compared& compared) {
+  fmt::print("{}, {} per device\n", model,
+             planner::bytes_text(compared.memory_bytes));
+  const auto line = [&](const char* whose, const planner::Prediction& of) {
+    const double slower = compared.published.step.seconds / of.step.seconds - 1;
+    fmt::print("  {:<10}{:<38}{:>9}{:>10}{:>+8.1f} %\n{:12}{}\n", whose,
+               of.plan.layout_text(), planner::bytes_text(of.memory.total()),
+               planner::time_text(of.step.seconds), 100 * slower, "",
+               of.plan.work_text());
+  };
+  line("published", compared.published);
+  line("ours", compared.within);
+  if (compared.open.step.seconds > 0) line("free", compared.open);
+  std::fflush(stdout);
+}
+
 void print_published(const std::string& which, bool asks_open) {
   const auto print = [&](const char* name, const char* title,
                          std::vector<bench::PublishedRow> (*rows)()) {
@@ -60,8 +70,7 @@ void print_published(const std::string& which, bool asks_open) {
         const bench::Compared compared = bench::compare(row, asks_open);
         least = std::min(least, compared.slower());
         most = std::max(most, compared.slower());
-        fmt::print("{}", bench::compared_text(compared));
-        std::fflush(stdout);
+        print_plans(row.model, compared);
       }
     });
     fmt::print(

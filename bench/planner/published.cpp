@@ -6,7 +6,6 @@
 
 #include "bench/validate/jobs.h"
 #include "chapters/planner/on_shapes.h"
-#include "chapters/planner/plan_report.h"
 #include "core/check.h"
 
 namespace shardbook::bench {
@@ -118,7 +117,6 @@ std::vector<PublishedRow> mpt_rows() {
 
 Compared compare(const PublishedRow& row, bool asks_open) {
   Compared compared;
-  compared.model = row.model;
   compared.published = planner::predict_plan(row.request, row.plan);
   const double needs =
       compared.published.memory.total() / planner::kUsableMemory;
@@ -128,23 +126,6 @@ Compared compare(const PublishedRow& row, bool asks_open) {
     compared.open = best_of(row.open, row.model, compared.memory_bytes);
   }
   return compared;
-}
-
-std::string compared_text(const Compared& row) {
-  std::string text = fmt::format("{}, {} per device\n", row.model,
-                                 planner::bytes_text(row.memory_bytes));
-  const auto line = [&](const char* whose, const planner::Prediction& of) {
-    const double slower = row.published.step.seconds / of.step.seconds - 1;
-    text += fmt::format("  {:<10}{:<38}{:>9}{:>10}{:>+8.1f} %\n{:12}{}\n",
-                        whose, of.plan.layout_text(),
-                        planner::bytes_text(of.memory.total()),
-                        planner::time_text(of.step.seconds), 100 * slower, "",
-                        of.plan.work_text());
-  };
-  line("published", row.published);
-  line("ours", row.within);
-  if (row.open.step.seconds > 0) line("free", row.open);
-  return text;
 }
 
 }  // namespace shardbook::bench

@@ -22,7 +22,6 @@ struct PublishedRow {
 };
 
 struct Compared {
-  std::string model;
   planner::Prediction published;
   planner::Prediction within;  ///< the best of its system's choices
   /// The best of this book's choices; no seconds where not searched.
@@ -45,7 +44,5 @@ std::vector<PublishedRow> mpt_rows();
 
 /// Searches its system's choices, and all of this book's where `asks_open`.
 Compared compare(const PublishedRow& row, bool asks_open);
-/// The plans of a row as lines of text.
-std::string compared_text(const Compared& row);
 
 }  // namespace shardbook::bench

@@ -74,38 +74,19 @@ const std::vector<Size> kSizes = {
 // Around ResNet-50 with images of 128 x 128, which the chapter on model
 // parallelism trains, but never equal.
 struct ImageSize {
-  const char* depths;
+  std::vector<int> depths;
   std::int64_t image, batch;
 };
-const std::vector<ImageSize> kImageSizes = {{"[2,1,2,1]", 96, 20},
-                                            {"[1,2,1,2]", 160, 5},
-                                            {"[1,1,2,1]", 112, 10},
-                                            {"[1,1,1,1]", 144, 3}};
+const std::vector<ImageSize> kImageSizes = {{{2, 1, 2, 1}, 96, 20},
+                                            {{1, 2, 1, 2}, 160, 5},
+                                            {{1, 1, 2, 1}, 112, 10},
+                                            {{1, 1, 1, 1}, 144, 3}};
 
-Options options_of(const ImageSize& size) {
+Options options_of(const ordered_json& model, std::int64_t batch) {
   Options options;
-  options.model = std::string(R"({"model_type": "resnet", "depths": )") +
-                  size.depths + R"(, "layer_type": "bottleneck"})";
+  options.model = model.dump();
   options.data = "random";
-  options.optimizer = "sgd";
-  options.batch = size.batch;
-  options.image_size = size.image;
-  options.seq = 1;
-  return options;
-}
-
-Options options_of(const Size& size) {
-  Options options;
-  options.model = ordered_json({{"model_type", size.type},
-                                {"vocab_size", 256},
-                                {"n_positions", 256},
-                                {"n_embd", size.hidden},
-                                {"n_layer", size.layers},
-                                {"n_head", size.heads}})
-                      .dump();
-  options.data = "random";
-  options.batch = size.batch;
-  options.seq = size.seq;
+  options.batch = batch;
   return options;
 }
 
@@ -119,32 +100,6 @@ std::vector<Slot> record_steps(const Options& options, int num_steps) {
   }
   RankContext::current().remove_observer(recorder);
   return recorder->slots();
-}
-
-/// The non-negative fit of the first `columns` of fixed time, work and bytes with
-/// the least sum of squared errors, each divided by seconds^power.
-Fit best_fit(const std::vector<Sample>& samples, int columns, double power) {
-  // In units near 1: ms, GFLOP, 10 MB.
-  double a[3][4] = {};
-  for (const Sample& sample : samples) {
-    const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
-                           sample.seconds};
-    const double weight = std::pow(sample.seconds, -power);
-    for (int i = 0; i < 3; ++i) {
-      for (int j = 0; j < 4; ++j) a[i][j] += weight * row[i] * row[j];
-    }
-  }
-  // The sum is convex: the best of one coordinate after the other ends at the
-  // least
-  double x[3] = {};
-  for (int round = 0; round < 100000; ++round) {
-    for (int i = 0; i < columns; ++i) {
-      double rest = a[i][3];
-      for (int j = 0; j < columns; ++j) rest -= a[i][j] * x[j];
-      if (a[i][i] > 0) x[i] = std::max(0.0, x[i] + rest / a[i][i]);
-    }
-  }
-  return {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
 }
 
 ordered_json link_json(double gigabytes_per_s, double latency_s,
@@ -171,12 +126,30 @@ std::string cluster_text(int devices, const ordered_json& device,
 
 }  // namespace
 
-Fit fit(const std::vector<Sample>& samples) {
-  return best_fit(samples, /*columns=*/2, 2);
-}
-
-Fit fit_by_both(const std::vector<Sample>& samples) {
-  return best_fit(samples, /*columns=*/3, 1);
+Fit fit(const std::vector<Sample>& samples, bool by_both) {
+  const int columns = by_both ? 3 : 2;
+  const double power = by_both ? 1 : 2;
+  // In units near 1: ms, GFLOP, 10 MB.
+  double a[3][4] = {};
+  for (const Sample& sample : samples) {
+    const double row[4] = {1e-3, sample.work * 1e-9, sample.bytes * 1e-7,
+                           sample.seconds};
+    const double weight = std::pow(sample.seconds, -power);
+    for (int i = 0; i < 3; ++i) {
+      for (int j = 0; j < 4; ++j) a[i][j] += weight * row[i] * row[j];
+    }
+  }
+  // The sum is convex: the best of one coordinate after the other ends at the
+  // least
+  double x[3] = {};
+  for (int round = 0; round < 100000; ++round) {
+    for (int i = 0; i < columns; ++i) {
+      double rest = a[i][3];
+      for (int j = 0; j < columns; ++j) rest -= a[i][j] * x[j];
+      if (a[i][i] > 0) x[i] = std::max(0.0, x[i] + rest / a[i][i]);
+    }
+  }
+  return {x[0] * 1e-3, x[1] * 1e-9, x[2] * 1e-7};
 }
 
 std::vector<OperationFit> measure_operations() {
@@ -196,17 +169,34 @@ std::vector<OperationFit> measure_operations() {
            median(slot.seconds), slot.event.bytes});
     }
   };
-  for (const Size& size : kSizes) add(record_steps(options_of(size), 25), {});
+  for (const Size& size : kSizes) {
+    Options options = options_of({{"model_type", size.type},
+                                  {"vocab_size", 256},
+                                  {"n_positions", 256},
+                                  {"n_embd", size.hidden},
+                                  {"n_layer", size.layers},
+                                  {"n_head", size.heads}},
+                                 size.batch);
+    options.seq = size.seq;
+    add(record_steps(options, 25), {});
+  }
   // Image models add the operations that language models do not have.
   const std::map<Key, bool> known = by_flops;
   for (const ImageSize& size : kImageSizes) {
-    add(record_steps(options_of(size), 7), known);
+    Options options = options_of({{"model_type", "resnet"},
+                                  {"depths", size.depths},
+                                  {"layer_type", "bottleneck"}},
+                                 size.batch);
+    options.optimizer = "sgd";
+    options.image_size = size.image;
+    options.seq = 1;
+    add(record_steps(options, 7), known);
   }
   std::vector<OperationFit> fits;
   for (const auto& [key, list] : samples) {
     const bool by_both = key.first == "conv2d" || key.first == "conv2d_3x3";
-    fits.push_back({key.first, key.second, by_both || by_flops[key],
-                    by_both ? fit_by_both(list) : fit(list)});
+    fits.push_back(
+        {key.first, key.second, by_both || by_flops[key], fit(list, by_both)});
   }
   return fits;
 }
@@ -219,9 +209,8 @@ Fit measure_all_reduce() {
       std::vector<double> seconds;
       for (int repeat = 0; repeat < 40; ++repeat) {
         world.barrier();
-        const double begin = now_s();
-        world.all_reduce(x).wait();
-        seconds.push_back(now_s() - begin);
+        seconds.push_back(
+            bench::seconds_of([&] { world.all_reduce(x).wait(); }));
       }
       if (world.rank() == 0) {
         samples.push_back({static_cast<double>(x.bytes()), median(seconds)});
@@ -268,7 +257,7 @@ std::string cluster_json(const std::vector<OperationFit>& operations,
 namespace {
 
 /// The GPU's median seconds for one call, in rounds of `count`.
-double seconds_of(const std::function<void()>& body, int count) {
+double gpu_median_of(const std::function<void()>& body, int count) {
   bench::gpu_seconds(body, count);  // warms up
   std::vector<double> seconds;
   for (int round = 0; round < 7; ++round) {
@@ -283,18 +272,21 @@ double product_rate(std::int64_t mn, std::int64_t k, DType dtype) {
   fill_normal(a, 0, 1, 0, 1);
   fill_normal(b, 0, 2, 0, 1);
   const double flops = 2.0 * static_cast<double>(mn * mn * k);
-  return flops / seconds_of([&] { (void)matmul(a, b); }, 5);
+  return flops / gpu_median_of([&] { (void)matmul(a, b); }, 5);
 }
 
 /// Seconds to copy so many bytes between two devices.
 double copy_seconds(std::int64_t bytes, const Device& from, const Device& to) {
   const Tensor a = Tensor::zeros({bytes / 4}, {DType::kF32, from});
   const Tensor b = Tensor::zeros({bytes / 4}, {DType::kF32, to});
-  return seconds_of([&] { b.copy_from(a); }, 10);
+  return gpu_median_of([&] { b.copy_from(a); }, 10);
 }
 
-/// The host's time to issue an operation, and the GPU's to run it.
-void measure_launches(GpuCalibration& gpu) {
+/// The host's time to issue the smallest operation, and the GPU's to run it.
+struct Launch {
+  double issue_s = 0, kernel_s = 0;
+};
+Launch measure_launches() {
   constexpr int kCount = 200;
   const Tensor x = Tensor::zeros({32});
   const Tensor large = Tensor::zeros({4096, 4096});
@@ -304,16 +296,16 @@ void measure_launches(GpuCalibration& gpu) {
   Event begin, end;
   for (int i = 0; i < 20; ++i) (void)matmul(large, large);
   begin.record();
-  const double issue_s = now_s();
-  for (int i = 0; i < kCount; ++i) (void)add(x, x);
-  gpu.launch_s = (now_s() - issue_s) / kCount;
+  const double issue_s = bench::seconds_of([&] {
+    for (int i = 0; i < kCount; ++i) (void)add(x, x);
+  });
   end.record();
   end.synchronize();
-  gpu.kernel_s = end.elapsed_s(begin) / kCount;
+  return {issue_s / kCount, end.elapsed_s(begin) / kCount};
 }
 
-}  // namespace
-
+/// k at which a product has half of its speed, from the rates of the same
+/// product with a short and a long k: rate(k) = R k / (k + half_k).
 double half_k_of(double short_k, double short_rate, double long_k,
                  double long_rate) {
   // short_rate (short_k + h) / short_k = long_rate (long_k + h) / long_k
@@ -322,66 +314,58 @@ double half_k_of(double short_k, double short_rate, double long_k,
   return std::max(0.0, (long_rate - short_rate) / slope);
 }
 
-GpuCalibration measure_gpu() {
+}  // namespace
+
+std::string measured_gpus_json() {
   RankContext context(Device::cuda(0));
   const RankContext::Scope scope(context);
   const Gpu found = gpu(0);
-  GpuCalibration result;
-  result.name = found.name;
-  result.memory_bytes = found.memory_bytes;
-  result.multiprocessors = found.multiprocessors;
-  result.major = found.major;
   constexpr std::int64_t kSize = 8192, kShort = 512;
+  std::map<std::string, double> rates = {
+      {"f64", product_rate(kSize / 8, kSize / 8, DType::kF64)}};
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    result.products[dtype_name(dtype)] = product_rate(kSize, kSize, dtype);
+    rates[dtype_name(dtype)] = product_rate(kSize, kSize, dtype);
   }
-  result.products["f64"] = product_rate(kSize / 8, kSize / 8, DType::kF64);
-  result.half_k = half_k_of(kShort, product_rate(kSize, kShort, DType::kBF16),
-                            kSize, result.products["bf16"]);
-  constexpr std::int64_t kBytes = std::int64_t{1} << 28;
-  result.bytes_per_s =
-      2.0 * kBytes / copy_seconds(kBytes, context.device, context.device);
-  const double many = copy_seconds(kBytes, context.host(), context.device);
-  result.host_latency_s = copy_seconds(4096, context.host(), context.device);
-  result.host_bytes_per_s = kBytes / many;
-  measure_launches(result);
-  return result;
-}
-
-std::string cluster_json(const GpuCalibration& gpu, int num_gpus) {
-  // Copy tiles, alignment and attention from the nearest generation
-  const std::string nearest = gpu.major >= 9   ? "h100-80gb"
-                              : gpu.major == 8 ? "a100-80gb"
-                                               : "t4";
+  const double half_k = half_k_of(
+      kShort, product_rate(kSize, kShort, DType::kBF16), kSize, rates["bf16"]);
   ordered_json peaks;
-  // The model's rate at k = 8192 is then the measured one
-  for (const auto& [dtype, rate] : gpu.products) {
-    peaks[dtype] = rate * (8192 + gpu.half_k) / 8192 / 1e12;
+  // The model's rate at k = kSize is then the measured one
+  for (const auto& [dtype, rate] : rates) {
+    peaks[dtype] = rate * (kSize + half_k) / kSize / 1e12;
   }
+  constexpr std::int64_t kBytes = std::int64_t{1} << 28;
+  const Launch launch = measure_launches();
   const ordered_json device = {
-      {"extends", nearest},
-      {"name", gpu.name},
+      // Copy tiles, alignment and attention from the nearest generation
+      {"extends", found.major >= 9   ? "h100-80gb"
+                  : found.major == 8 ? "a100-80gb"
+                                     : "t4"},
+      {"name", found.name},
       {"peak_TFLOPS", peaks},
       {"matmul_efficiency", 1},
-      {"half_k", gpu.half_k},
+      {"half_k", half_k},
       {"sustained", 1},
-      {"units", gpu.multiprocessors},
-      {"bandwidth_GB_per_s", gpu.bytes_per_s / 1e9},
+      {"units", found.multiprocessors},
+      {"bandwidth_GB_per_s",
+       2e-9 * kBytes / copy_seconds(kBytes, context.device, context.device)},
       {"memory_efficiency", 1},
-      {"capacity_GB", static_cast<double>(gpu.memory_bytes) / 1e9},
-      {"launch_us", gpu.launch_s * 1e6},
-      {"kernel_us", gpu.kernel_s * 1e6},
+      {"capacity_GB", static_cast<double>(found.memory_bytes) / 1e9},
+      {"launch_us", launch.issue_s * 1e6},
+      {"kernel_us", launch.kernel_s * 1e6},
       {"trust", "interpolated"}};
-  const double host_rate = gpu.host_bytes_per_s / 1e9;
+  const double host_rate =
+      1e-9 * kBytes / copy_seconds(kBytes, context.host(), context.device);
+  const double host_latency_s =
+      copy_seconds(4096, context.host(), context.device);
   const ordered_json host_link =
-      link_json(host_rate, gpu.host_latency_s, "calibrated");
+      link_json(host_rate, host_latency_s, "calibrated");
   // GPUs of one host meet over its memory where they have no faster link; that
   // link was not measured.
   const ordered_json between =
-      link_json(host_rate, gpu.host_latency_s, "extrapolated");
+      link_json(host_rate, host_latency_s, "extrapolated");
   ordered_json inside = between;
   inside["kind"] = "pcie";
-  return cluster_text(num_gpus, device, inside, between, "dgx-a100-host",
+  return cluster_text(num_gpus(), device, inside, between, "dgx-a100-host",
                       host_link);
 }
 

@@ -18,7 +18,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/this_machine/calibrate.h"
@@ -99,24 +98,19 @@ std::string output_of(const std::string& command, int cores) {
   return text;
 }
 
-struct Result {
-  Run run;
+/// Seconds of a step.
+struct Times {
   double predicted_s = 0, measured_s = 0;
-  double error() const { return predicted_s / measured_s - 1; }
 };
 
-Result predict_and_measure(const std::string& folder, const Run& run) {
+Times predict_and_measure(const std::string& folder, const Run& run) {
   std::string command = fmt::format(
       "'{}' --world-size {} --data random --steps 40 --no-check "
       "--cluster this-machine --format json{}",
       run.program(folder), run.ranks, run.options);
   if (!run.variant.empty()) command += " --variant " + run.variant;
   const auto json = nlohmann::json::parse(output_of(command, run.ranks));
-  Result result;
-  result.run = run;
-  result.predicted_s = json["virtual"]["step_s"]["simulated"];
-  result.measured_s = json["wall"]["step_s"];
-  return result;
+  return {json["virtual"]["step_s"]["simulated"], json["wall"]["step_s"]};
 }
 
 double memory_bytes() {
@@ -131,7 +125,7 @@ void calibrate(bool on_gpu) {
   cpu_set_t all;
   sched_getaffinity(0, sizeof(all), &all);
   const std::string text =
-      on_gpu ? cluster_json(measure_gpu(), num_gpus())
+      on_gpu ? measured_gpus_json()
              : cluster_json(measure_operations(), measure_all_reduce(),
                             std::max(2, CPU_COUNT(&all)), memory_bytes());
   const std::string temporary = file + ".new";
@@ -147,36 +141,36 @@ int run(const std::string& folder, bool as_json, bool on_gpu) {
   calibrate(on_gpu);
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   double sum = 0;
-  int count = 0;
   if (!as_json) {
     fmt::print("{:<36}{:>6}{:>12}{:>12}{:>9}\n", "chapter", "ranks",
                "predicted", "measured", "error");
   }
   for (const Run& each : on_gpu ? kGpuRuns : kRuns) {
     if (access(each.program(folder).c_str(), X_OK) != 0) continue;
-    const Result result = predict_and_measure(folder, each);
-    sum += std::abs(result.error());
-    ++count;
+    const auto [predicted_s, measured_s] = predict_and_measure(folder, each);
+    const double error = predicted_s / measured_s - 1;
+    sum += std::abs(error);
     json.push_back({{"chapter", each.chapter},
                     {"ranks", each.ranks},
                     {"variant", each.variant},
-                    {"predicted_s", result.predicted_s},
-                    {"measured_s", result.measured_s},
-                    {"error", result.error()}});
+                    {"predicted_s", predicted_s},
+                    {"measured_s", measured_s},
+                    {"error", error}});
     if (!as_json) {
       fmt::print(
           "{:<36}{:>6}{:>9.2f} ms{:>9.2f} ms{:>+8.1f}%\n",
           each.chapter + (each.variant.empty() ? "" : " ") + each.variant,
-          each.ranks, result.predicted_s * 1e3, result.measured_s * 1e3,
-          result.error() * 100);
+          each.ranks, predicted_s * 1e3, measured_s * 1e3, error * 100);
     }
   }
+  const auto count = json.size();
   SB_CHECK(count > 0, "this-machine: ", folder, " has no chapter programs");
   if (as_json) {
     fmt::print("{}\n", json.dump(2));
   } else {
     fmt::print("mean error {:.1f} % of {} runs; calibration:\n{}\n",
-               100 * sum / count, count, sim::Cluster::this_machine_file());
+               100 * sum / static_cast<double>(count), count,
+               sim::Cluster::this_machine_file());
   }
   return 0;
 }

@@ -6,7 +6,6 @@
 #include "chapters/00_single_device/single_device.h"
 #include "chapters/03_zero_fsdp/zero_fsdp_strategy.h"
 #include "chapters/05_gpipe/gpipe_strategy.h"
-#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
 #include "chapters/12_sequence_parallel/ring_attention.h"
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/planner/on_shapes.h"
@@ -59,13 +58,13 @@ struct OneDevice : single_device::SingleDevice {
 
 }  // namespace
 
-HybridJob gpt_job(const Row& row, int vocabulary, const char* seq) {
+HybridJob gpt_job(const Row& row, int vocabulary) {
   HybridJob job;
   job.sizes.vocabulary =
       vocabulary > 0 ? vocabulary : row.count("vocab", kMaxSize);
   job.sizes.hidden = row.count("hidden", 1 << 17);
   job.sizes.heads = row.count("heads", 1 << 12);
-  job.sizes.seq = row.count(seq, kMaxSize);
+  job.sizes.seq = row.count("seq", kMaxSize);
   job.layers = row.count("layers", kMaxLayers);
   SB_CHECK(job.sizes.hidden % job.sizes.heads == 0, row.place(), ": hidden is ",
            job.sizes.hidden, ", which is no multiple of ", job.sizes.heads,
@@ -129,14 +128,6 @@ StepTime with_gpipe(const HybridJob& job, const Options& options,
   setup.recompute = checkpoint;
   setup.partition = "time";
   return step_of<gpipe::GpipeStrategy>(options, false, each_rank, setup);
-}
-
-StepTime with_tensor(const HybridJob& job) {
-  tensor_parallel::StrategyOptions setup;
-  setup.micro_batches = job.micro_batches;
-  setup.recompute = recomputes(job);
-  return step_of<tensor_parallel::TensorParallelStrategy>(options_of(job), true,
-                                                          one_class, setup);
 }
 
 StepTime with_megatron(const HybridJob& job) {

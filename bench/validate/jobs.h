@@ -24,9 +24,8 @@ constexpr int kMaxLayers = 2000;
 constexpr int kMaxSize = 1 << 20;
 constexpr int kMaxMicroBatchesPerRank = 4096;
 
-/// Layers and sizes of a GPT, and its sequence. `vocabulary` 0: the row's; `seq`
-/// may have a name of its own.
-HybridJob gpt_job(const Row& row, int vocabulary = 0, const char* seq = "seq");
+/// Layers and sizes of a GPT, and its sequence. `vocabulary` 0: the row's.
+HybridJob gpt_job(const Row& row, int vocabulary = 0);
 /// A column that may be empty: 0.
 bool is_set(const Row& row, const char* column);
 /// A row of a table of jobs (bench/own_rows.md).
@@ -51,8 +50,7 @@ StepTime with_zero3(const HybridJob& job, bool is_of_2021 = false);
 /// `checkpoint`: which micro-batches are recomputed. The model may read images.
 StepTime with_gpipe(const HybridJob& job, const Options& options,
                     const std::string& checkpoint = "always");
-/// Megatron-LM's tensor parallelism, without and with sequence parallelism.
-StepTime with_tensor(const HybridJob& job);
+/// Megatron-LM's tensor parallelism with sequence parallelism.
 StepTime with_megatron(const HybridJob& job);
 /// Tokens are cut over all ranks: Ulysses, or ring self-attention as in
 /// Colossal-AI, which sums by all-reduce.

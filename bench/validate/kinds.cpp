@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
+#include <regex>
 #include <sstream>
 
 #include "core/check.h"
@@ -45,6 +45,19 @@ void check_columns(const std::string& label, const Kind& kind,
 }
 
 }  // namespace
+
+std::vector<double> numbers_in(const Row& row, const char* column,
+                               const char* pattern) {
+  std::smatch found;
+  const std::string& text = row.text(column);
+  // std::regex calls itself for each character
+  if (text.size() < 1000) std::regex_match(text, found, std::regex(pattern));
+  std::vector<double> numbers;
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    numbers.push_back(std::stod(found[i].str()));
+  }
+  return numbers;
+}
 
 const std::vector<Kind>& kinds() {
   constexpr bool kTime = true, kRate = false;  // whether lower is better
@@ -180,20 +193,6 @@ void check_jobs(const Table& table) {
            joined(lacks), "; a table of jobs has ", joined(words(jobs.columns)),
            " and what else describes a step (bench/own_rows.md)");
   check_columns(table.file, jobs, table.columns);
-}
-
-double last_digit(const std::string& printed) {
-  const std::size_t point = printed.find('.');
-  if (point == std::string::npos) return 1;
-  return std::pow(10.0, -static_cast<double>(printed.size() - point - 1));
-}
-
-bool is_printed_as(double value, double printed, double last_digit) {
-  const double digits = std::round(printed / last_digit);
-  // Decimal halves are not exact in binary
-  constexpr double kHalf = 0.5 + 1e-9;
-  return std::floor(value / last_digit + kHalf) == digits ||
-         std::floor(value / last_digit + 1e-9) == digits;
 }
 
 }  // namespace shardbook::validate

@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "bench/validate/error_statistics.h"
 #include "bench/validate/published_table.h"
 
 namespace shardbook::validate {
@@ -48,6 +47,22 @@ T choice(const Row& row, const char* column,
   throw NotExpressed(fmt::format("{} is \"{}\"; {} are known", column,
                                  row.text(column), fmt::join(names, ", ")));
 }
+
+/// The numbers in the text of a column: the groups of a regular expression; none
+/// where it does not match all of the text.
+std::vector<double> numbers_in(const Row& row, const char* column,
+                               const char* pattern);
+
+/// A published figure, and the prediction for it.
+struct Pair {
+  double predicted = 0;
+  double published = 0;  ///< above 0
+  /// The null model predicts c times this: 1 for a rate, the work for a time.
+  double null_scale = 1;
+  /// Rows of the same contest did the same work in different ways; empty:
+  /// this row has no rivals.
+  std::string contest = {};
+};
 
 struct Outcome {
   std::string row;   ///< what was run: "7.5B, stage 2, 64 GPUs"
@@ -99,10 +114,36 @@ const Kind& recognise(const std::string& label,
 /// Throws Error that names what a table of jobs lacks.
 void check_jobs(const Table& table);
 
+// --- How good predictions are, and how good the simplest ones would have been
+
 /// One unit of the last digit: 0.1 for "16.6".
 double last_digit(const std::string& printed);
 /// Whether `value` prints as `printed`, rounded or cut off.
 bool is_printed_as(double value, double printed, double last_digit);
+
+/// predicted / published - 1.
+double relative_error(const Pair& pair);
+/// Mean absolute relative error, as a share; 0 for none.
+double mape(const std::vector<Pair>& pairs);
+/// The largest absolute relative error.
+double worst_error(const std::vector<Pair>& pairs);
+/// The smallest mape that predictions of c * null_scale have for any c.
+double null_mape(const std::vector<Pair>& pairs);
+
+/// Spearman's correlation of ranks; equal values share the mean of their
+/// ranks. 0 when either side is constant.
+double spearman(const std::vector<double>& a, const std::vector<double>& b);
+
+/// Means over all contests of at least two rows.
+struct Contests {
+  int count = 0;
+  int rows = 0;
+  double spearman = 0;
+  /// By what share the plan that the prediction picks is slower than the best
+  /// measured plan.
+  double regret = 0;
+};
+Contests judge_contests(const std::vector<Pair>& pairs, bool lower_is_better);
 
 /// One table: a prediction for every row, and their statistics.
 struct Validation {

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "bench/validate/jobs.h"
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/sharded/parts.h"
@@ -144,7 +142,7 @@ HybridJob tested_job(const Row& row) {
   const int tp = row.count("tp", 1024);
   // The default is GPT-2's, as Megatron-LM pads it
   const auto padded = static_cast<int>(padded_vocabulary(50257, 128 * tp));
-  HybridJob job = gpt_job(row, row.has("vocab") ? 0 : padded, "seq");
+  HybridJob job = gpt_job(row, row.has("vocab") ? 0 : padded);
   job.layout.tp = tp;
   job.pp = row.count("pp", 1024);
   job.layout.micro_batch = row.count("mbs", kMaxSize);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <numeric>
 
 #include "bench/validate/kinds.h"
@@ -32,14 +31,10 @@ int stage_of(const Row& row) {
 
 /// "V100-32GB": 32e9.
 double capacity_bytes(const Row& row) {
-  const std::string& gpu = row.text("gpu");
-  const std::size_t dash = gpu.rfind('-');
-  const double gigabytes = dash == std::string::npos
-                               ? 0
-                               : std::strtod(gpu.c_str() + dash + 1, nullptr);
-  SB_CHECK(gigabytes > 0, row.place(), ": gpu is \"", gpu,
-           "\"; give one with its memory, such as V100-32GB");
-  return gigabytes * 1e9;
+  const auto gigabytes = numbers_in(row, "gpu", R"(.*-(\d+\.?\d*)\D*)");
+  SB_CHECK(!gigabytes.empty() && gigabytes[0] > 0, row.place(), ": gpu is \"",
+           row.text("gpu"), "\"; give one with its memory, such as V100-32GB");
+  return gigabytes[0] * 1e9;
 }
 
 // Below this, launch and latency dominate, and figures vary from run to run.

@@ -4,9 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <map>
 #include <optional>
-#include <regex>
 #include <string>
 
 #include "bench/validate/jobs.h"
@@ -30,15 +28,13 @@ struct Transformer {
   double layers, hidden, inner, heads, vocab, seq;
 };
 
-std::optional<Transformer> read(const std::string& text) {
-  static const std::regex pattern(
+std::optional<Transformer> read_model(const Row& row) {
+  const std::vector<double> n = numbers_in(
+      row, "model",
       R"(Transformer-(\d+) \(d_model (\d+), d_ff (\d+), (\d+) heads, )"
       R"(vocab (\d+)k, seq (\d+)\))");
-  std::smatch found;
-  if (!std::regex_match(text, found, pattern)) return std::nullopt;
-  const auto value = [&](std::size_t i) { return std::stod(found[i].str()); };
-  return Transformer{value(1), value(2),        value(3),
-                     value(4), 1000 * value(5), value(6)};
+  if (n.empty()) return std::nullopt;
+  return Transformer{n[0], n[1], n[2], n[3], 1000 * n[4], n[5]};
 }
 
 /// Products with their biases, two norms per layer; separate tables for input
@@ -172,11 +168,10 @@ model_parallel::Sweep sweep_of(std::int64_t batch, std::int64_t image_size,
 
 /// Height of "3x128x128".
 std::int64_t image_size(const Row& row) {
-  const std::string& image = row.text("image");
-  const std::size_t last = image.rfind('x');
-  SB_CHECK(last != std::string::npos && image.rfind("3x", 0) == 0, row.place(),
-           ": image is \"", image, "\"; give 3xHEIGHTxWIDTH");
-  return std::stoll(image.substr(last + 1));
+  const auto found = numbers_in(row, "image", R"(3x(\d{1,5})x\d+)");
+  SB_CHECK(!found.empty(), row.place(), ": image is \"", row.text("image"),
+           "\"; give 3xHEIGHTxWIDTH");
+  return static_cast<std::int64_t>(found[0]);
 }
 
 }  // namespace
@@ -185,7 +180,7 @@ std::int64_t image_size(const Row& row) {
 // partitions. Huang et al. 2019, table 1.
 std::vector<Outcome> gpipe_memory(const Row& row) {
   const std::string& name = row.text("model");
-  const std::optional<Transformer> model = read(name);
+  const std::optional<Transformer> model = read_model(row);
   const double params = row.positive("params");
   std::vector<Outcome> outcomes;
   const auto add = [&](const char* what, const char* column, double bytes) {
@@ -216,9 +211,9 @@ std::vector<Outcome> gpipe_throughput(const Row& row) {
       fmt::format("table {}, {}, K={}, M={}", row.text("table"), model, k, m),
       "times row 1",
       {0, row.positive("normalized_throughput"), 1, row.text("table") + model}};
-  const std::string transformer = "Transformer-";
-  if (model.rfind(transformer, 0) == 0 && 32 % m == 0) {
-    const int layers = std::stoi(model.substr(transformer.size()));
+  const auto found = numbers_in(row, "model", R"(Transformer-(\d{1,4}).*)");
+  if (!found.empty() && 32 % m == 0) {
+    const int layers = static_cast<int>(found[0]);
     const char* cluster = is_table_3 ? "p100-pcie" : "tpu-v3";
     outcome.pair.predicted = transformer_speed(cluster, layers, k, m) /
                              transformer_speed(cluster, layers, 2, first_m);
@@ -255,12 +250,11 @@ std::vector<Outcome> torchgpipe(const Row& row) {
                              bubble_bound(2, 1);
     return {outcome};
   }
-  const std::string pipeline = "pipeline-";
   const bool is_baseline = experiment == "baseline";
-  SB_CHECK(is_baseline || experiment.rfind(pipeline, 0) == 0, row.place(),
-           ": experiment is \"", experiment, "\"; give baseline or pipeline-K");
-  const int stages =
-      is_baseline ? 1 : std::stoi(experiment.substr(pipeline.size()));
+  const auto found = numbers_in(row, "experiment", R"(pipeline-(\d{1,3}))");
+  SB_CHECK(is_baseline || !found.empty(), row.place(), ": experiment is \"",
+           experiment, "\"; give baseline or pipeline-K");
+  const int stages = is_baseline ? 1 : static_cast<int>(found[0]);
   const int micro_batches = is_baseline ? 1 : stages == 1 ? 2 : 32 * stages;
   const int images = is_baseline ? 118 : stages == 1 ? 110 : 22;
   if (benchmark.rfind("ResNet-101", 0) == 0) {

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
-#include <regex>
 #include <tuple>
 
 #include "bench/validate/jobs.h"
@@ -19,20 +17,19 @@ using sequence_parallel::Layout;
 // --- zhuzilin/ring-flash-attention -------------------------------------------
 
 void read_heads(const Row& row, AttentionJob& job) {
-  static const std::regex pattern(
-      R"(.*\((\d{1,4}) q heads, (\d{1,4}) kv heads, d=(\d{1,4})\))");
-  const std::string& shape = row.text("shape");
-  std::smatch found;
-  SB_CHECK(std::regex_match(shape, found, pattern), row.place(),
-           ": shape is \"", shape,
-           "\"; it ends in (Q q heads, K kv heads, d=WIDTH)");
-  job.heads = std::stoll(found[1].str());
-  job.kv_heads = std::stoll(found[2].str());
-  job.head_dim = std::stoll(found[3].str());
+  const std::vector<double> found =
+      numbers_in(row, "shape",
+                 R"(.*\((\d{1,4}) q heads, (\d{1,4}) kv heads, d=(\d{1,4})\))");
+  if (!found.empty()) {
+    job.heads = static_cast<std::int64_t>(found[0]);
+    job.kv_heads = static_cast<std::int64_t>(found[1]);
+    job.head_dim = static_cast<std::int64_t>(found[2]);
+  }
   SB_CHECK(job.kv_heads > 0 && job.head_dim > 0 && job.heads > 0 &&
                job.heads % job.kv_heads == 0,
-           row.place(), ": shape is \"", shape,
-           "\"; q heads are a multiple of kv heads, and all are above 0");
+           row.place(), ": shape is \"", row.text("shape"),
+           "\"; it ends in (Q q heads, K kv heads, d=WIDTH); q heads are a "
+           "multiple of kv heads, and all are above 0");
 }
 
 // --- DeepSpeed's charts ------------------------------------------------------

@@ -30,7 +30,7 @@ TEST(Calibration, TellsBytesFromArithmetic) {
       samples.push_back({work, 5e-6 + work * 4e-12 + bytes * 2e-10, bytes});
     }
   }
-  const Fit both = fit_by_both(samples);
+  const Fit both = fit(samples, /*by_both=*/true);
   EXPECT_NEAR(both.fixed_s, 5e-6, 1e-10);
   EXPECT_NEAR(both.per_unit_s, 4e-12, 1e-16);
   EXPECT_NEAR(both.per_byte_s, 2e-10, 1e-14);

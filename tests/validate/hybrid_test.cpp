@@ -4,9 +4,24 @@
 #include <gtest/gtest.h>
 
 #include "bench/validate/jobs.h"
+#include "chapters/07_tensor_parallel/tensor_parallel_strategy.h"
+#include "chapters/planner/on_shapes.h"
 
 namespace shardbook::validate {
 namespace {
+
+StepTime with_tensor(const HybridJob& job) {
+  tensor_parallel::StrategyOptions setup;
+  setup.micro_batches = job.micro_batches;
+  const Report report = planner::train_on_shapes(
+      options_of(job), one_class,
+      [&](const Options& options, ProcessGroup& world, Run& run) {
+        tensor_parallel::TensorParallelStrategy strategy(options, setup, world);
+        strategy.optimizer().keep_master_copies();
+        run.train(options, strategy);
+      });
+  return {report.time.step_s, report.time.trust};
+}
 
 // The chapters reduce the norm of all ranks, and read embeddings once.
 TEST(HybridStep, EqualsTheChaptersOfOneAxis) {

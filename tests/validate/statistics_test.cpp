@@ -1,9 +1,8 @@
-#include "bench/validate/error_statistics.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "bench/validate/kinds.h"
 #include "core/check.h"
 
 namespace shardbook::validate {
