@@ -47,8 +47,8 @@ std::vector<Outcome> korthikanti_layer(const Row& row) {
   };
   // Work in forwards: a backward is two, and recomputation one more
   const bool is_again = job.layout.recompute == Recompute::kBlocks;
-  return {outcome("forward", "forward_ms", run.forward_s, 1),
-          outcome("backward", "backward_ms", run.first_backward_s,
+  return {outcome("forward", "forward_ms", run.forward.s, 1),
+          outcome("backward", "backward_ms", run.first_backward.s,
                   is_again ? 3 : 2)};
 }
 

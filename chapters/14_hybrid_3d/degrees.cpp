@@ -66,9 +66,6 @@ void check_zero(const HybridOptions& setup) {
                : ": each micro-batch would gather the stage's parameters for "
                  "its forward and again for its backward: 2m times; give "
                  "--zero-stage 1");
-}
-
-void check_overlap(const HybridOptions& setup) {
   SB_CHECK(!setup.overlap_grad_reduce || setup.zero_stage <= 1,
            "--overlap-grad-reduce: with --zero-stage ", setup.zero_stage,
            " gradients always leave during backward; leave it out, or give "
@@ -246,27 +243,23 @@ void check_precision(const Options& options, const HybridOptions& setup) {
            "; give 0 or 1");
 }
 
-void check_batch(const Options& options, const HybridOptions& setup) {
+void check_batch(const Options& options, const HybridOptions& setup,
+                 const ModelConfig& config) {
   const std::int64_t parts = setup.dp * setup.micro_batches;
-  SB_CHECK(options.batch % parts == 0, "--batch ", options.batch, ": ",
-           how_many(setup.dp, "replica"), " with ",
-           how_many(setup.micro_batches, "micro-batch"),
-           " each cannot have equally many samples; give ",
+  const std::string shared = how_many(setup.dp, "replica") + " with " +
+                             how_many(setup.micro_batches, "micro-batch") +
+                             " each";
+  SB_CHECK(options.batch % parts == 0, "--batch ", options.batch, ": ", shared,
+           " cannot have equally many samples; give ",
            (options.batch / parts + 1) * parts);
-}
-
-/// A batch norm needs two values of each channel.
-void check_statistics(const Options& options, const HybridOptions& setup,
-                      const ModelConfig& config) {
   if (!config.is_image()) return;
-  // The stem halves height and width twice, each later stage once
+  // A batch norm needs two values of each channel; the stem halves height and
+  // width twice, each later stage once
   std::int64_t side = options.image_size;
   for (std::size_t i = 0; i <= config.depths.size(); ++i) side = (side + 1) / 2;
-  const std::int64_t parts = setup.dp * setup.micro_batches;
   SB_CHECK(options.batch / parts * side * side > 1, "--batch ", options.batch,
-           ": ", how_many(setup.dp, "replica"), " with ",
-           how_many(setup.micro_batches, "micro-batch"),
-           " each: a micro-batch would be one image, and the last batch norms "
+           ": ", shared,
+           ": a micro-batch would be one image, and the last batch norms "
            "one value of each channel, which is its own mean; give --batch ",
            2 * parts, ", fewer micro-batches or larger images");
 }
@@ -323,18 +316,14 @@ DynamicLossScaler HybridOptions::loss_scaler(DType dtype) const {
 
 Topology topology_of(const HybridOptions& setup) {
   std::string order = axes_of(setup.order);
-  if (setup.ep == 1) {
-    return Topology::from_order(order, {{"tp", setup.tp},
-                                        {"cp", setup.cp},
-                                        {"dp", setup.dp},
-                                        {"pp", setup.pp}});
-  }
-  order.replace(order.find("dp"), 2, "ep-edp");
-  return Topology::from_order(order, {{"tp", setup.tp},
-                                      {"cp", setup.cp},
-                                      {"ep", setup.ep},
-                                      {"edp", setup.dp / setup.ep},
-                                      {"pp", setup.pp}});
+  const bool has_ep = setup.ep > 1;
+  if (has_ep) order.replace(order.find("dp"), 2, "ep-edp");
+  return Topology::from_order(order,
+                              {{"tp", setup.tp},
+                               {"cp", setup.cp},
+                               {has_ep ? "edp" : "dp", setup.dp / setup.ep},
+                               {"ep", setup.ep},
+                               {"pp", setup.pp}});
 }
 
 Topology parts_topology(const HybridOptions& setup) {
@@ -353,13 +342,11 @@ int replica_of(const Topology& topology, int rank) {
 void check_legal(const Options& options, HybridOptions& setup) {
   check_product(options, setup);
   check_zero(setup);
-  check_overlap(setup);
   check_schedule(setup);
   const ModelConfig config = model_config(options);
   setup.has_own_experts = config.llama.num_experts > 0;
   check_model(options, setup, config);
-  check_batch(options, setup);
-  check_statistics(options, setup, config);
+  check_batch(options, setup, config);
   check_experts(options, setup, config);
   check_precision(options, setup);
   topology_of(setup);

@@ -9,7 +9,6 @@
 #include "chapters/12_sequence_parallel/megatron.h"
 #include "chapters/13_moe/spread_experts.h"
 #include "chapters/common/sharded/loss.h"
-#include "core/autograd.h"
 
 namespace shardbook::hybrid {
 namespace {
@@ -175,10 +174,6 @@ class RecomputingBlocks : public LayerList {
   std::unique_ptr<RecomputingBlocks> on_shapes_;
 };
 
-}  // namespace
-
-namespace {
-
 /// Whole parts of which each rank of tp has a gradient of its own: norms over
 /// its heads, and where tokens are cut, the routers of a Mixtral and the products
 /// into latent vectors.
@@ -256,13 +251,15 @@ RankLayers rank_layers(const ModelConfig& config, std::int64_t seq,
                                                   groups.ep->size(), "ep");
   }
   made.record = std::make_shared<moe::MoeRecord>();
+  made.padded = config;
+  const auto recomputed = [&](std::shared_ptr<const LayerList> list) {
+    return setup.recompute == "blocks"
+               ? std::make_shared<RecomputingBlocks>(list)
+               : list;
+  };
   if (config.is_image()) {
     // Whole layers: replicas and stages cut none
-    made.padded = config;
-    made.list = layers_of(config);
-    if (setup.recompute == "blocks") {
-      made.list = std::make_shared<RecomputingBlocks>(made.list);
-    }
+    made.list = recomputed(layers_of(config));
     made.layout = [](const std::string&, int) { return Shards(); };
     made.is_whole = made.is_partial = [](const std::string&) { return false; };
     return made;
@@ -276,12 +273,8 @@ RankLayers rank_layers(const ModelConfig& config, std::int64_t seq,
     made.factory = sequence_parallel::recomputing_attention(made.factory);
     on_shapes = sequence_parallel::recomputing_attention(on_shapes);
   }
-  made.padded = config;
   made.padded.vocab_size = padded_vocabulary(config.vocab_size, tp.size());
-  made.list = layers_of(made.padded, made.factory, on_shapes);
-  if (setup.recompute == "blocks") {
-    made.list = std::make_shared<RecomputingBlocks>(made.list);
-  }
+  made.list = recomputed(layers_of(made.padded, made.factory, on_shapes));
   const int t = setup.tp, expert_t = setup.expert_tp ? t : 1;
   made.layout = [=, grid = parts_topology(setup)](const std::string& name,
                                                   int rank) {

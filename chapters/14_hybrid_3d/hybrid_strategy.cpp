@@ -1,12 +1,15 @@
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/13_moe/bill.h"
 #include "chapters/13_moe/moe_strategy.h"
-#include "chapters/14_hybrid_3d/batch_statistics.h"
 #include "chapters/common/pipeline/partition.h"
+#include "chapters/common/sharded/parts.h"
+#include "core/context.h"
+#include "core/layers.h"
 
 namespace shardbook::hybrid {
 
@@ -51,6 +54,68 @@ std::vector<std::pair<std::string, std::string>> MeshStrategy::more() {
   const moe::Loads all = loads();
   if (all.empty()) return {};
   return {{"expert_loads", moe::loads_json(all)}};
+}
+
+// --- Batch norms ---------------------------------------------------------------
+
+namespace {
+
+template <typename Fn>
+void for_stages(PipelineModel& model, const Fn& fn) {
+  for (int s = 0; s < model.layout().num_stages(); ++s) {
+    if (model.holds(s)) fn(model.stage(s));
+  }
+}
+
+/// The two ranks that hold the same stages, one for each direction. Models with
+/// batch norms have no parameter in two stages, so no other ranks share one.
+ProcessGroup* both_directions(const PipelineModel& model) {
+  return model.shared().empty() ? nullptr : model.shared()[0].group.get();
+}
+
+}  // namespace
+
+void commit_statistics(PipelineModel& model, ProcessGroup& replicas) {
+  const PhaseScope phase(Phase::kOptimizer);
+  Tensors pending;
+  for_stages(model, [&](Stage& stage) {
+    for (const Tensor& each : pending_statistics(stage)) {
+      pending.push_back(each);
+    }
+  });
+  if (pending.empty()) return;
+  // Over the images of all replicas
+  int num_ranks = replicas.size();
+  sum_over_ranks(replicas, pending, "statistics");
+  // Then over the images of both directions
+  if (ProcessGroup* const pair = both_directions(model)) {
+    sum_over_ranks(*pair, pending, "statistics");
+    num_ranks *= pair->size();
+  }
+  for_stages(model,
+             [=](Stage& stage) { commit_batch_norms(stage, num_ranks); });
+}
+
+double statistics_bytes(PipelineModel& model, const ProcessGroup& replicas) {
+  // One sum for each running statistic, in f64
+  double bytes = 0;
+  for (const NamedTensor& each : running_statistics(model)) {
+    bytes += 8 * static_cast<double>(each.tensor.numel());
+  }
+  const auto all_reduce = [](double ranks) { return 2 * (ranks - 1) / ranks; };
+  const ProcessGroup* const pair = both_directions(model);
+  return bytes * (all_reduce(replicas.size()) +
+                  (pair == nullptr ? 0 : all_reduce(pair->size())));
+}
+
+std::vector<NamedTensor> running_statistics(PipelineModel& model) {
+  std::vector<NamedTensor> all;
+  for_stages(model, [&](Stage& stage) {
+    for (NamedTensor& each : stage.named_buffers()) {
+      all.push_back(std::move(each));
+    }
+  });
+  return all;
 }
 
 // --- A pipeline of sharded layers ----------------------------------------------
@@ -183,11 +248,14 @@ std::unique_ptr<Strategy> make_strategy(const Options& options,
 }
 
 ReferenceRun reference_run(const Options& options, const HybridOptions& setup) {
+  const bool is_image = model_config(options).is_image();
+  std::vector<int> order(static_cast<std::size_t>(setup.micro_batches));
+  std::iota(order.begin(), order.end(), 0);
+  if (is_image) order = pipeline::gradient_order(schedule_of(setup));
   std::vector<MicroBatch> pieces;
   for (int rank = 0; rank < setup.dp; ++rank) {
-    for (const MicroBatch& each : pieces_of(options, setup, rank)) {
-      pieces.push_back(each);
-    }
+    const std::vector<MicroBatch> own = pieces_of(options, setup, rank);
+    for (const int b : order) pieces.push_back(own[pipeline::at(b)]);
   }
   if (setup.has_experts()) {
     const auto record = std::make_shared<moe::MoeRecord>();
@@ -204,14 +272,7 @@ ReferenceRun reference_run(const Options& options, const HybridOptions& setup) {
     one.replicas = setup.dp;
     one.averages_replicas = setup.zero_stage >= 2;
   }
-  if (model_config(options).is_image()) {
-    pieces.clear();
-    const std::vector<int> order = pipeline::gradient_order(schedule_of(setup));
-    for (int rank = 0; rank < setup.dp; ++rank) {
-      const std::vector<MicroBatch> own = pieces_of(options, setup, rank);
-      for (const int b : order)
-        pieces.push_back(own[static_cast<std::size_t>(b)]);
-    }
+  if (is_image) {
     one.defers_statistics = true;
     one.replicas = setup.dp;
   }

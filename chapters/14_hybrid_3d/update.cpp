@@ -179,6 +179,55 @@ Tensors Update::gradients_of(const UpdateBucket& bucket) const {
   return grads;
 }
 
+// --- Full buckets ------------------------------------------------------------
+
+FullBuckets::FullBuckets(std::vector<std::size_t> bucket_of,
+                         std::size_t num_buckets)
+    : bucket_of_(std::move(bucket_of)),
+      gradients_(bucket_of_.size()),
+      num_incomplete_(num_buckets),
+      filled_(num_buckets) {
+  for (std::size_t bucket = 0; bucket < num_buckets; ++bucket) {
+    if (std::count(bucket_of_.begin(), bucket_of_.end(), bucket) > 0) {
+      order_.push_back(bucket);
+    }
+  }
+}
+
+std::vector<std::size_t> FullBuckets::count(std::size_t parameter) {
+  const std::size_t bucket = bucket_of_[parameter];
+  if (is_first_step_) {
+    gradients_.count_use(parameter);
+    filled_[bucket] = ++num_counted_;
+    return {};
+  }
+  if (gradients_.is_last_use(parameter)) num_incomplete_[bucket] -= 1;
+  // A full bucket waits for those that leave before it
+  const std::size_t first = next_;
+  while (next_ < order_.size() && num_incomplete_[order_[next_]] == 0) ++next_;
+  return {order_.begin() + static_cast<std::ptrdiff_t>(first),
+          order_.begin() + static_cast<std::ptrdiff_t>(next_)};
+}
+
+std::vector<std::size_t> FullBuckets::end_step() {
+  const std::vector<std::size_t> rest(
+      order_.begin() + static_cast<std::ptrdiff_t>(next_), order_.end());
+  if (is_first_step_) {
+    is_first_step_ = false;
+    // A bucket that the last micro-batch does not fill comes last
+    for (std::size_t i = 0; i < bucket_of_.size(); ++i) {
+      if (!gradients_.is_used(i)) filled_[bucket_of_[i]] = num_counted_ + 1;
+    }
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](auto a, auto b) { return filled_[a] < filled_[b]; });
+  }
+  gradients_.expect_uses();
+  std::fill(num_incomplete_.begin(), num_incomplete_.end(), 0);
+  for (const std::size_t bucket : bucket_of_) num_incomplete_[bucket] += 1;
+  next_ = 0;
+  return rest;
+}
+
 // --- Sums --------------------------------------------------------------------
 
 void Update::overlap(const std::function<bool()>& adds_last) {
@@ -243,11 +292,6 @@ void Update::send(UpdateBucket& bucket) {
                                             "gradients");
 }
 
-void Update::take_sum(UpdateBucket& bucket) {
-  bucket.work.wait();
-  bucket.sent = Tensor();
-}
-
 void Update::reduce() {
   const PhaseScope phase(Phase::kOptimizer);
   if (full_) {
@@ -257,7 +301,8 @@ void Update::reduce() {
   for (UpdateBucket& bucket : buckets_) {
     if (is_sharded_ && !bucket.sent.defined()) send(bucket);
     if (bucket.sent.defined()) {
-      take_sum(bucket);
+      bucket.work.wait();
+      bucket.sent = Tensor();
     } else {
       sum_over_ranks(*bucket.data, gradients_of(bucket), "gradients");
     }
@@ -292,18 +337,11 @@ double Update::sum_of_squares() const {
 }
 
 void Update::apply(double factor) {
-  if (!is_sharded_) {
-    std::size_t i = 0;
-    for (const UpdateBucket& bucket : buckets_) {
-      for (const Tensor& grad : gradients_of(bucket)) {
-        optimizer_->step_one(i++, grad, factor);
-      }
+  std::size_t i = 0;
+  for (const UpdateBucket& bucket : buckets_) {
+    for (const Tensor& grad : gradients_of(bucket)) {
+      optimizer_->step_one(i++, grad, factor);
     }
-    forget();
-    return;
-  }
-  for (std::size_t i = 0; i < buckets_.size(); ++i) {
-    optimizer_->step_one(i, buckets_[i].grad, factor);
   }
   forget();
   gather();

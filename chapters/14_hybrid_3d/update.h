@@ -24,9 +24,10 @@
 // hold other elements.
 //
 // With overlap_grad_reduce, the first sum of a bucket begins while backward goes
-// on (full_buckets.h), and reduce() waits for it. Its buckets hold parameters of
+// on (FullBuckets), and reduce() waits for it. Its buckets hold parameters of
 // one stage, since the stages of a rank end their backwards at different times.
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,8 +36,8 @@
 #include <utility>
 #include <vector>
 
+#include "chapters/02_ddp/unused_parameters.h"
 #include "chapters/03_zero_fsdp/flat_buffer.h"
-#include "chapters/14_hybrid_3d/full_buckets.h"
 #include "chapters/14_hybrid_3d/hybrid_layers.h"
 #include "chapters/common/pipeline/pipeline_model.h"
 #include "chapters/common/run/training_state.h"
@@ -74,6 +75,46 @@ struct UpdateBucket {
   /// Elements that this rank's optimizer updates.
   std::int64_t updated_numel() const;
   std::int64_t numel() const;
+};
+
+/// Which buckets of gradients may leave while backward goes on.
+///
+///   micro-batch 0, 1, 2    gradients are added; nothing may leave
+///   micro-batch 3          h.3 | h.2 | h.1 | h.0
+///   network                    | bucket of h.2 and h.3 | bucket of h.0 and h.1
+///
+/// A bucket is full when the last micro-batch has added all its gradients to
+/// each of its parameters. That may be more than one: under DualPipe, a stage
+/// ends with a B in one direction, and an I and a W in the other, and a rank with
+/// the first and the last stage has the tied embedding in both. The first step
+/// counts them, as DDP does for a static graph, so in it no bucket leaves before
+/// the end.
+///
+/// All replicas of a stage must send in the same order: the one in which the
+/// buckets were full in the first step. Replicas run the same schedule, so they
+/// agree on it.
+class FullBuckets {
+ public:
+  /// `bucket_of`: by parameter. A bucket without parameters never leaves.
+  FullBuckets(std::vector<std::size_t> bucket_of, std::size_t num_buckets);
+
+  /// The last micro-batch has added a gradient to the parameter. Returns the
+  /// buckets that leave now, in order.
+  std::vector<std::size_t> count(std::size_t parameter);
+  /// Backward has ended. Returns the buckets that have not left, in order.
+  std::vector<std::size_t> end_step();
+
+ private:
+  std::vector<std::size_t> bucket_of_;
+  ddp::StaticGraph gradients_;
+  std::vector<int> num_incomplete_;  ///< parameters, by bucket
+  /// By bucket: when its last gradient came in the first step.
+  std::vector<std::size_t> filled_;
+  std::size_t num_counted_ = 0;
+  /// Buckets as they leave; in the first step, by number.
+  std::vector<std::size_t> order_;
+  bool is_first_step_ = true;
+  std::size_t next_ = 0;
 };
 
 class Update {
@@ -114,9 +155,8 @@ class Update {
   void make_buckets(PipelineModel& model, const RankLayers& layers,
                     const HybridOptions& setup);
   void sum_in_f32();
-  /// Begins the first sum of a bucket; take_sum ends it.
+  /// Begins the first sum of a bucket.
   void send(UpdateBucket& bucket);
-  static void take_sum(UpdateBucket& bucket);
   Tensor gradient(const NamedTensor& parameter) const;
   Tensors gradients_of(const UpdateBucket& bucket) const;
 

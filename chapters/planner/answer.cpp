@@ -8,8 +8,6 @@
 #include "chapters/common/run/exit_status.h"
 #include "chapters/common/run/options.h"
 #include "chapters/common/run/worlds.h"
-#include "chapters/planner/count_report.h"
-#include "chapters/planner/explain.h"
 #include "chapters/planner/plan_report.h"
 #include "core/check.h"
 #include "core/how_many.h"
@@ -112,8 +110,8 @@ void read_request(Asked& asked) {
   read_model(of, cluster);
 }
 
-/// The table of strategies is text only, and names no single plan.
-void check_alone(const Asked& asked) {
+Answer of_strategies(const Asked& asked) {
+  // The table is text only, and names no single plan
   const char* const other = asked.format != "text"      ? "--format"
                             : !asked.config.empty()     ? "--write-config"
                             : asked.confirms            ? "--confirm"
@@ -122,6 +120,9 @@ void check_alone(const Asked& asked) {
                                                         : nullptr;
   SB_CHECK(other == nullptr, "--by-strategy: not with ", other,
            ", which is about one list of plans; leave one of them out");
+  return {strategies_text(asked.request,
+                          search_by_strategy(asked.request, asked.search)),
+          0};
 }
 
 /// Without devices, the model is counted; other options are about plans.
@@ -149,13 +150,6 @@ Answer of_count(const Asked& asked) {
            " positions; give 1 to ", most);
   request.seq = seq > 0 ? seq : most;
   return {asked.format == "json" ? count_json(request) : count_text(request),
-          0};
-}
-
-Answer of_strategies(const Asked& asked) {
-  check_alone(asked);
-  return {strategies_text(asked.request,
-                          search_by_strategy(asked.request, asked.search)),
           0};
 }
 

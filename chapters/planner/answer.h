@@ -18,7 +18,7 @@ struct Answer {
   int status = 0;    ///< of the program: kExitClaimFailed where no plan fits
 };
 
-/// Answers --confirm: confirm.h's runs the hybrid chapter.
+/// Answers --confirm: plan.h's runs the hybrid chapter.
 using Confirm = std::function<void(const PlanRequest&, Prediction&)>;
 
 /// Adds the planner's options to the line, reads them, and searches. Throws

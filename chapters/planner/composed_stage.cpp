@@ -1,9 +1,7 @@
 // Stages from runs of one and of two blocks.
 
 #include <algorithm>
-#include <map>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "chapters/common/models/models.h"
@@ -15,25 +13,12 @@ namespace {
 
 /// To which each further block adds as much as the second.
 std::vector<double*> numbers_of(StageRun& run) {
-  std::vector<double*> all = {&run.forward_s,
-                              &run.backward_s,
-                              &run.first_backward_s,
-                              &run.busy_s,
-                              &run.optimizer_s,
-                              &run.parameters,
-                              &run.expert_parameters,
-                              &run.backward_input_s,
-                              &run.backward_weight_s,
-                              &run.first_backward_input_s,
-                              &run.first_backward_weight_s,
-                              &run.kept_bytes,
-                              &run.kept_for_weights_bytes,
+  std::vector<double*> all = {&run.busy_s,         &run.optimizer_s,
+                              &run.parameters,     &run.expert_parameters,
+                              &run.kept_bytes,     &run.kept_for_weights_bytes,
                               &run.input_gradients};
-  for (Ahead* each :
-       {&run.forward_ahead, &run.backward_ahead, &run.first_backward_ahead,
-        &run.backward_input_ahead, &run.backward_weight_ahead,
-        &run.first_backward_input_ahead, &run.first_backward_weight_ahead}) {
-    all.insert(all.end(), {&each->device_s, &each->host_s});
+  for (ActionTime* each : run.all_times()) {
+    all.insert(all.end(), {&each->s, &each->device_s, &each->host_s});
   }
   for (Held* each :
        {&run.forward_peak, &run.backward_peaks.head, &run.backward_peaks.blocks,
@@ -45,22 +30,6 @@ std::vector<double*> numbers_of(StageRun& run) {
   }
   return all;
 }
-
-}  // namespace
-
-const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
-                            const StageLayout& options,
-                            const StageParts& parts) {
-  auto key = std::make_tuple(cluster.name, cluster.device.sustained, of.key(),
-                             options.key(), parts.blocks, parts.has_embedding,
-                             parts.has_head, parts.is_tied, parts.dense);
-  static std::map<decltype(key), StageRun> known;
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known[key] = run_stage(cluster, of, options, parts);
-}
-
-namespace {
 
 /// Stages of blocks of one kind, by runs of one and of two.
 struct BlockKind {
@@ -138,6 +107,14 @@ StageRun both_kinds(BlockKind& dense, std::int64_t in_front, BlockKind& others,
 
 }  // namespace
 
+const StageRun& known_stage(const sim::Cluster& cluster, const DecoderSizes& of,
+                            const StageLayout& options,
+                            const StageParts& parts) {
+  return once_for(std::make_tuple(cluster.name, cluster.device.sustained,
+                                  of.key(), options.key(), parts.key()),
+                  [&] { return run_stage(cluster, of, options, parts); });
+}
+
 StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
                         const StageLayout& layout, const StageParts& parts) {
   SB_CHECK(sizes.window == 0,
@@ -161,16 +138,8 @@ StageRun composed_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
     run = both_kinds(dense, parts.dense, kind, others);
   }
   // Work that hides the host of few blocks may not hide that of more
-  const std::pair<double*, Ahead> hosts[] = {
-      {&run.forward_s, run.forward_ahead},
-      {&run.backward_s, run.backward_ahead},
-      {&run.first_backward_s, run.first_backward_ahead},
-      {&run.backward_input_s, run.backward_input_ahead},
-      {&run.backward_weight_s, run.backward_weight_ahead},
-      {&run.first_backward_input_s, run.first_backward_input_ahead},
-      {&run.first_backward_weight_s, run.first_backward_weight_ahead}};
-  for (const auto& [alone_s, ahead] : hosts) {
-    *alone_s = std::max(*alone_s, ahead.host_s);
+  for (ActionTime* each : run.all_times()) {
+    each->s = std::max(each->s, each->host_s);
   }
   run.sizes.blocks = parts.blocks;
   run.sizes.dense = parts.dense;

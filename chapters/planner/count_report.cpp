@@ -1,4 +1,5 @@
-#include "chapters/planner/count_report.h"
+// What a model's sizes alone tell: parameters, operations, and memory
+// without a plan.
 
 #include <fmt/format.h>
 
@@ -68,19 +69,19 @@ Memory memory_of(const CountRequest& request) {
 }
 
 /// "8.03 billion"
-std::string count_of(double count) {
-  const auto [size, name] = count >= 1e12  ? std::pair(1e12, "trillion")
-                            : count >= 1e9 ? std::pair(1e9, "billion")
-                                           : std::pair(1e6, "million");
-  return fmt::format("{:.2f} {}", count / size, name);
+std::string count_of(double count, int digits = 2,
+                     const char* trillion = "trillion",
+                     const char* billion = "billion",
+                     const char* million = "million") {
+  const auto [size, name] = count >= 1e12  ? std::pair(1e12, trillion)
+                            : count >= 1e9 ? std::pair(1e9, billion)
+                                           : std::pair(1e6, million);
+  return fmt::format("{:.{}f} {}", count / size, digits, name);
 }
 
 std::string operations_text(double operations) {
   if (operations == 0) return "-";
-  const auto [size, unit] = operations >= 1e12  ? std::pair(1e12, "TFLOP")
-                            : operations >= 1e9 ? std::pair(1e9, "GFLOP")
-                                                : std::pair(1e6, "MFLOP");
-  return fmt::format("{:.3f} {}", operations / size, unit);
+  return count_of(operations, 3, "TFLOP", "GFLOP", "MFLOP");
 }
 
 /// Bytes of little things, too.
@@ -180,10 +181,7 @@ std::string count_text(const CountRequest& request) {
   }
   text += align(rows) + "\n" + wrap(kv_text(request) + ".") +
           wrap(memory_text(request) + ".");
-  for (const std::string& remark : model.remarks) {
-    text += wrap("Note: " + remark + ".", 6);
-  }
-  return text;
+  return text + notes_text(model.remarks);
 }
 
 std::string count_json(const CountRequest& request) {

@@ -1,4 +1,4 @@
-#include "chapters/planner/explain.h"
+// Where a plan's memory and time come from.
 
 #include <fmt/format.h>
 
@@ -18,17 +18,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using pictures::text_table::wrap;
 
-struct Kind {
-  const char* name;
-  double StepMemory::*bytes;
-};
-constexpr Kind kKinds[] = {{"parameters", &StepMemory::parameters},
-                           {"gradients", &StepMemory::gradients},
-                           {"optimizer", &StepMemory::optimizer},
-                           {"activations", &StepMemory::activations},
-                           {"messages", &StepMemory::messages},
-                           {"host", &StepMemory::host}};
-
 /// "8030261248 parameters x 12 bytes / 64 ranks", "7 sets x 1.2 GB"
 std::string formula_of(const MemoryTerm& term) {
   constexpr double kMostOfElement = 16;
@@ -47,10 +36,10 @@ std::vector<ExplainedPart> memory_parts(const HybridJob& job) {
   std::vector<MemoryTerm> terms;
   step_memory(job, &terms);
   std::vector<ExplainedPart> parts;
-  for (const Kind& kind : kKinds) {
+  for (const auto& [name, kind] : StepMemory::kKinds) {
     for (const MemoryTerm& term : terms) {
-      if (term.kind != kind.bytes) continue;
-      parts.push_back({kind.name, term.bytes(), formula_of(term), term.page});
+      if (term.kind != kind) continue;
+      parts.push_back({name, term.bytes(), formula_of(term), term.page});
     }
   }
   return parts;
@@ -84,7 +73,7 @@ std::vector<ExplainedPart> time_parts(const PlanRequest& request,
   const auto m = static_cast<double>(job.micro_batches);
   const double at_peak = mfu(request, prediction) * step.seconds;
   const bool updates_part = job.zero_stage > 0 && job.replicas() > 1;
-  const std::vector<ExplainedPart> all = {
+  std::vector<ExplainedPart> parts = {
       {"compute", step.compute_s,
        fmt::format("{:.0f} x {}; at the peak rate the model needs {}", m,
                    time_text(step.compute_s / m), time_text(at_peak)),
@@ -107,10 +96,7 @@ std::vector<ExplainedPart> time_parts(const PlanRequest& request,
            job.offloads ? ", on the host" : ""),
        job.offloads ? "03_zero_fsdp/details.md#dtypes-and-offload"
                     : "00_single_device/details.md#virtual-time"}};
-  std::vector<ExplainedPart> parts;
-  for (const ExplainedPart& each : all) {
-    if (each.value != 0) parts.push_back(each);
-  }
+  std::erase_if(parts, [](const auto& each) { return each.value == 0; });
   return parts;
 }
 

@@ -10,7 +10,6 @@
 
 #include "chapters/common/run/exit_status.h"
 #include "chapters/planner/answer.h"
-#include "chapters/planner/confirm.h"
 
 int main(int argc, char** argv) {
   return shardbook::chapter_main([&] {

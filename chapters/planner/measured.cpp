@@ -1,4 +1,4 @@
-#include "chapters/planner/measured.h"
+#include "chapters/planner/plan_report.h"
 
 #include <fmt/format.h>
 

@@ -1,9 +1,7 @@
 #include <algorithm>
-#include <limits>
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/planner/step_parts.h"
-#include "chapters/planner/zero_run.h"
 
 namespace shardbook::planner {
 namespace {
@@ -46,43 +44,20 @@ std::vector<double> messages_of_ranks(const HybridJob& job,
   return mean;
 }
 
-/// Of the actions of a stage.
-struct StageTimes {
-  struct Seconds {
-    double alone_s = 0;
-    Ahead ahead;
-  };
-  Seconds forward, backward, first_backward;
-  Seconds input, weight, first_input, first_weight;
-};
-
-/// Where the host waits for the device, or is not known to run ahead, nothing is
-/// shorter than on an idle device.
-StageTimes times_of(const HybridJob& job, const StageRun& run) {
-  const auto of = [&](double alone_s, const Ahead& ahead) {
-    return StageTimes::Seconds{
-        alone_s, job.is_of_chapter() ? ahead : Ahead{alone_s, alone_s}};
-  };
-  StageTimes times = {
-      of(run.forward_s, run.forward_ahead),
-      of(run.backward_s, run.backward_ahead),
-      of(run.first_backward_s, run.first_backward_ahead),
-      of(run.backward_input_s, run.backward_input_ahead),
-      of(run.backward_weight_s, run.backward_weight_ahead),
-      of(run.first_backward_input_s, run.first_backward_input_ahead),
-      of(run.first_backward_weight_s, run.first_backward_weight_ahead)};
-  if (!job.is_of_chapter()) {
+/// Of all stages. Where the host waits for the device, or is not known to run ahead,
+/// nothing is shorter than on an idle device.
+std::vector<ActionTimes> times_of(const HybridJob& job,
+                                  const std::vector<StageRun>& runs) {
+  std::vector<ActionTimes> stages(runs.begin(), runs.end());
+  if (job.is_of_chapter()) return stages;
+  for (ActionTimes& times : stages) {
     times.first_backward = times.backward;
-    times.first_input = times.input;
-    times.first_weight = times.weight;
+    times.first_backward_input = times.backward_input;
+    times.first_backward_weight = times.backward_weight;
+    for (ActionTime* each : times.all_times()) {
+      each->device_s = each->host_s = each->s;
+    }
   }
-  return times;
-}
-
-std::vector<StageTimes> times_of(const HybridJob& job,
-                                 const std::vector<StageRun>& runs) {
-  std::vector<StageTimes> stages;
-  for (const StageRun& run : runs) stages.push_back(times_of(job, run));
   return stages;
 }
 
@@ -102,16 +77,11 @@ std::vector<double> ring_shares(const HybridJob& job,
     for (std::size_t i = rank; i < runs.size(); i += shares.size()) {
       const auto sent = runs[i].sent_bytes.find(cluster.network.name);
       if (sent != runs[i].sent_bytes.end()) rings += sent->second / speed;
-      all += runs[i].forward_s + runs[i].backward_s;
+      all += runs[i].forward.s + runs[i].backward.s;
     }
     shares[rank] = rings / all;
   }
   return shares;
-}
-
-/// Of a message, by the host.
-double launch_seconds(const HybridJob& job) {
-  return job.is_of_chapter() ? job.cluster.device.launch_s : 0;
 }
 
 /// Micro-batches with which a pipeline has a warm-up, a steady state and a
@@ -122,42 +92,42 @@ int least_micro_batches(const HybridJob& job) {
 
 /// The schedule of a job, which may depend on a stage's times.
 pipeline::Schedule searched_or(const HybridJob& job,
-                               const std::vector<StageTimes>& stages,
+                               const std::vector<ActionTimes>& stages,
                                int micro_batches) {
   if (job.zero_bubble_sets == 0) return schedule_of(job, micro_batches);
-  const StageTimes& middle = stages[stages.size() / 2];
+  const ActionTimes& middle = stages[stages.size() / 2];
   return pipeline::schedules::zb_auto(
       job.pp, micro_batches,
       {.memory_limit = static_cast<double>(job.zero_bubble_sets),
-       .costs = {.forward = middle.forward.alone_s,
-                 .backward_input = middle.input.alone_s,
-                 .backward_weight = middle.weight.alone_s}});
+       .costs = {.forward = middle.forward.s,
+                 .backward_input = middle.backward_input.s,
+                 .backward_weight = middle.backward_weight.s}});
 }
 
 /// A pipeline of ranks, each a device and the host that issues its actions.
 class Replay {
  public:
-  Replay(const HybridJob& job, const std::vector<StageTimes>& stages,
-         const std::vector<double>& messages, const std::vector<double>& shares,
-         double launch_s, int micro_batches)
+  Replay(const HybridJob& job, const sim::CostModel& costs,
+         const std::vector<StageRun>& runs)
       : job_(job),
-        stages_(stages),
-        messages_(messages),
-        shares_(shares),
-        launch_s_(launch_s),
-        schedule_(searched_or(job, stages, micro_batches)),
-        micro_batches_(static_cast<std::size_t>(micro_batches)),
-        ranks_(static_cast<std::size_t>(job.pp)) {
-    forwards_.assign(stages.size() * micro_batches_, kUnknown);
-    backwards_ = forwards_;
-  }
+        stages_(times_of(job, runs)),
+        messages_(messages_of_ranks(job, costs)),
+        shares_(ring_shares(job, runs)),
+        launch_s_(job.is_of_chapter() ? job.cluster.device.launch_s : 0) {}
 
   /// `actions`: of each rank, added here.
-  PipelineTime run(std::vector<std::vector<TimedAction>>* actions = nullptr) {
+  PipelineTime run(int micro_batches,
+                   std::vector<std::vector<TimedAction>>* actions = nullptr) {
+    const pipeline::Schedule schedule =
+        searched_or(job_, stages_, micro_batches);
+    micro_batches_ = static_cast<std::size_t>(micro_batches);
+    ranks_.assign(static_cast<std::size_t>(job_.pp), {});
+    forwards_.assign(stages_.size() * micro_batches_, kUnknown);
+    backwards_ = forwards_;
     for (bool goes_on = true; goes_on;) {
       goes_on = false;
       for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-        const auto& list = schedule_.actions[rank];
+        const auto& list = schedule.actions[rank];
         while (ranks_[rank].next < list.size() &&
                perform(rank, list[ranks_[rank].next])) {
           if (actions != nullptr) {
@@ -200,7 +170,7 @@ class Replay {
     const auto b = static_cast<std::size_t>(action.micro_batch);
     const std::size_t stage =
         rank + static_cast<std::size_t>(action.chunk) * ranks_.size();
-    const StageTimes& times = stages_[stage];
+    const ActionTimes& times = stages_[stage];
     const bool is_last = stage + 1 == stages_.size();
     switch (action.kind) {
       case pipeline::ActionKind::kForward: {
@@ -221,13 +191,14 @@ class Replay {
         const bool is_whole = action.kind == pipeline::ActionKind::kBackward;
         if (!is_last) receive(rank, from);
         pass(rank, is_whole ? b == 0 ? times.first_backward : times.backward
-                   : b == 0 ? times.first_input
-                            : times.input);
+                   : b == 0 ? times.first_backward_input
+                            : times.backward_input);
         if (stage > 0) send(rank, arrival(backwards_, stage - 1, b));
         return true;
       }
       default:
-        pass(rank, b == 0 ? times.first_weight : times.weight);
+        pass(rank,
+             b == 0 ? times.first_backward_weight : times.backward_weight);
         return true;
     }
   }
@@ -252,45 +223,41 @@ class Replay {
     if (job_.waits_for_messages) to.device_s += messages_[rank];
   }
 
-  void pass(std::size_t index, const StageTimes::Seconds& each) {
+  void pass(std::size_t index, const ActionTime& each) {
     Rank& rank = ranks_[index];
     rank.begin_s = rank.device_s;
-    rank.device_s = std::max(rank.device_s + each.ahead.device_s,
-                             std::max(rank.host_s, 0.0) + each.alone_s);
-    rank.begin_s = std::max(rank.begin_s, rank.device_s - each.alone_s);
+    rank.device_s = std::max(rank.device_s + each.device_s,
+                             std::max(rank.host_s, 0.0) + each.s);
+    rank.begin_s = std::max(rank.begin_s, rank.device_s - each.s);
     rank.device_s += shares_[index] *
                      std::max(0.0, std::min(rank.sends_until_s, rank.device_s) -
                                        rank.begin_s);
-    rank.host_s += each.ahead.host_s;
+    rank.host_s += each.host_s;
   }
 
   const HybridJob& job_;
-  const std::vector<StageTimes>& stages_;
-  const std::vector<double>&messages_, &shares_;
+  const std::vector<ActionTimes> stages_;
+  const std::vector<double> messages_, shares_;
   const double launch_s_;  ///< of a message, by the host
-  const pipeline::Schedule schedule_;
-  std::size_t micro_batches_;
+  std::size_t micro_batches_ = 0;
   std::vector<Rank> ranks_;
   std::vector<double> forwards_, backwards_;
 };
 
 /// Device and host of a micro-batch on all stages of each rank.
-std::vector<Ahead> work_of_ranks(const HybridJob& job,
-                                 const std::vector<StageTimes>& stages) {
-  std::vector<Ahead> own(static_cast<std::size_t>(job.pp));
+std::vector<ActionTime> work_of_ranks(const HybridJob& job,
+                                      const std::vector<ActionTimes>& stages) {
+  std::vector<ActionTime> own(static_cast<std::size_t>(job.pp));
   for (std::size_t i = 0; i < stages.size(); ++i) {
-    Ahead& rank = own[i % own.size()];
-    const auto add = [&](const StageTimes::Seconds& each) {
-      rank.device_s += each.ahead.device_s;
+    ActionTime& rank = own[i % own.size()];
+    const auto add = [&](const ActionTime& each) {
+      rank.device_s += each.device_s;
       // It has issued all when the last one runs
-      rank.host_s = std::min(rank.host_s + each.ahead.host_s, rank.device_s);
+      rank.host_s = std::min(rank.host_s + each.host_s, rank.device_s);
     };
     add(stages[i].forward);
-    if (job.is_zero_bubble) {
-      add(stages[i].input);
-      add(stages[i].weight);
-    } else {
-      add(stages[i].backward);
+    for (const auto& [next, first] : stages[i].backwards(job.is_zero_bubble)) {
+      add(next);
     }
   }
   return own;
@@ -299,30 +266,29 @@ std::vector<Ahead> work_of_ranks(const HybridJob& job,
 /// Seconds that no order of a pipeline's actions can beat: a rank waits for the
 /// first micro-batch, does its work, and the last backward goes back.
 double least_pipeline_seconds(const HybridJob& job,
-                              const std::vector<StageTimes>& stages) {
+                              const std::vector<ActionTimes>& stages) {
   // A repeated steady state may be shorter than a replay by this share
   constexpr double kShare = 0.99;
-  const std::vector<Ahead> own = work_of_ranks(job, stages);
+  const std::vector<ActionTime> own = work_of_ranks(job, stages);
   const auto m = static_cast<double>(job.micro_batches);
   double slowest = 0, around = 0, less = 0;
-  for (const StageTimes& each : stages) {
-    const auto less_s = [](const StageTimes::Seconds& next,
-                           const StageTimes::Seconds& first) {
-      return std::max(next.ahead.device_s - first.ahead.device_s,
-                      next.ahead.host_s - first.ahead.host_s);
-    };
-    less =
-        std::max({less, job.chunks * less_s(each.backward, each.first_backward),
-                  less_s(each.input, each.first_input) +
-                      less_s(each.weight, each.first_weight)});
+  for (const ActionTimes& each : stages) {
+    for (const bool splits : {false, true}) {
+      double sum = 0;
+      for (const auto& [next, first] : each.backwards(splits)) {
+        sum += std::max(next.device_s - first.device_s,
+                        next.host_s - first.host_s);
+      }
+      less = std::max(less, job.chunks * sum);
+    }
   }
   for (std::size_t rank = 0; rank < own.size(); ++rank) {
     slowest = std::max(
         {slowest, m * own[rank].device_s + around, m * own[rank].host_s});
     // Zero bubble fills the wait for its last gradients with those of weights
-    const StageTimes& first = stages[rank];
-    around += first.forward.ahead.device_s +
-              (job.is_zero_bubble ? 0 : first.backward.ahead.device_s);
+    const ActionTimes& first = stages[rank];
+    around += first.forward.device_s +
+              (job.is_zero_bubble ? 0 : first.backward.device_s);
   }
   return kShare * (slowest - less);
 }
@@ -340,7 +306,7 @@ pipeline::Schedule schedule_of(const HybridJob& job, int micro_batches) {
 std::vector<double> work_of_ranks(const HybridJob& job,
                                   const std::vector<StageRun>& runs) {
   std::vector<double> seconds;
-  for (const Ahead& each : work_of_ranks(job, times_of(job, runs))) {
+  for (const ActionTime& each : work_of_ranks(job, times_of(job, runs))) {
     seconds.push_back(std::max(each.device_s, each.host_s));
   }
   return seconds;
@@ -352,34 +318,26 @@ PipelineTime pipeline_time(const HybridJob& job, const sim::CostModel& costs,
   if (job.pp == 1) {
     const StageRun& run = runs[0];
     if (job.zero_stage >= 2) return {zero_seconds(job, costs, run)};
-    const double each = run.forward_s + run.backward_s;
+    const double each = run.forward.s + run.backward.s;
     if (job.is_synchronous) return {m * each};
     if (!job.is_of_chapter()) {
       // The host runs ahead
-      const double next =
-          std::max(run.forward_ahead.device_s + run.backward_ahead.device_s,
-                   run.forward_ahead.host_s + run.backward_ahead.host_s);
+      const double next = std::max(run.forward.device_s + run.backward.device_s,
+                                   run.forward.host_s + run.backward.host_s);
       return {each + (m - 1) * next};
     }
   }
-  const std::vector<StageTimes> stages = times_of(job, runs);
-  const double work = least_pipeline_seconds(job, stages);
+  const double work = least_pipeline_seconds(job, times_of(job, runs));
   const auto p = static_cast<std::size_t>(job.pp);
   if (work >= limit_s) {
     return {work, std::vector<double>(p), std::vector<double>(p, kNoLimit)};
   }
-  const std::vector<double> messages = messages_of_ranks(job, costs);
-  const std::vector<double> shares = ring_shares(job, runs);
-  const auto replayed = [&](int micro_batches) {
-    return Replay(job, stages, messages, shares, launch_seconds(job),
-                  micro_batches)
-        .run();
-  };
+  Replay replay(job, costs, runs);
   // In its steady state a pipeline takes equally long for every p micro-batches
   const int least = least_micro_batches(job);
-  if (!job.composes_stages || m <= least + job.pp) return replayed(m);
-  const double first = replayed(least).seconds;
-  PipelineTime time = replayed(least + job.pp);
+  if (!job.composes_stages || m <= least + job.pp) return replay.run(m);
+  const double first = replay.run(least).seconds;
+  PipelineTime time = replay.run(least + job.pp);
   time.seconds += (time.seconds - first) * ((m - least) / job.pp - 1);
   return time;
 }
@@ -406,12 +364,7 @@ std::vector<std::vector<TimedAction>> timed_actions(
         static_cast<double>(job.micro_batches - shown) * run.each_s;
     return actions;
   }
-  const sim::CostModel costs(job.cluster);
-  const std::vector<StageTimes> stages = times_of(job, runs);
-  const std::vector<double> messages = messages_of_ranks(job, costs);
-  const std::vector<double> shares = ring_shares(job, runs);
-  Replay(job, stages, messages, shares, launch_seconds(job), shown)
-      .run(&actions);
+  Replay(job, sim::CostModel(job.cluster), runs).run(shown, &actions);
   return actions;
 }
 

@@ -1,6 +1,7 @@
 #include "chapters/planner/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -8,10 +9,12 @@
 #include <tuple>
 #include <utility>
 
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/common/models/models.h"
 #include "chapters/common/sharded/parts.h"
 #include "chapters/planner/on_shapes.h"
 #include "chapters/planner/step_parts.h"
+#include "comm/device_mesh.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
@@ -53,14 +56,12 @@ double PlanRequest::capacity() const {
 
 std::string Plan::layout_text() const {
   std::string text;
-  const auto add = [&](const char* axis, int degree) {
-    if (degree == 1) return;
+  for (const auto& [axis, degree] :
+       {std::pair("tp", setup.tp), std::pair("cp", setup.cp),
+        std::pair("pp", setup.pp), std::pair("dp", setup.dp)}) {
+    if (degree == 1) continue;
     text += fmt::format("{}{} {}", text.empty() ? "" : " x ", axis, degree);
-  };
-  add("tp", setup.tp);
-  add("cp", setup.cp);
-  add("pp", setup.pp);
-  add("dp", setup.dp);
+  }
   if (text.empty()) text = "one device";
   if (setup.ep > 1) text += fmt::format(", EP {}", setup.ep);
   if (setup.sequence_parallel) text += ", SP";
@@ -71,10 +72,9 @@ std::string Plan::layout_text() const {
 
 std::string Plan::work_text() const {
   std::string text = fmt::format("{} x {}", setup.micro_batches, micro_batch);
-  if (setup.pp > 1) {
-    text += ", " + setup.schedule;
-    if (setup.schedule == "interleaved")
-      text += fmt::format(" {}", setup.chunks);
+  if (setup.pp > 1) text += ", " + setup.schedule;
+  if (setup.pp > 1 && setup.schedule == "interleaved") {
+    text += fmt::format(" {}", setup.chunks);
   }
   if (recompute != "never") text += ", recompute " + recompute;
   return text;
@@ -108,9 +108,7 @@ void read_model(PlanRequest& request, const sim::Cluster& cluster) {
   base.sizes.positions = config.n_positions;
   base.layers = config.n_layer;
   base.is_tied = decoder_names(config).head.empty();
-  if (config.is_llama()) {
-    base.sizes.model = known_model(config);
-  }
+  if (config.is_llama()) base.sizes.model = known_model(config);
   base.is_synchronous = false;
   base.scatters_messages = false;
   base.bucket_bytes = static_cast<double>(hybrid::HybridOptions().bucket_bytes);
@@ -126,11 +124,7 @@ hybrid::HybridOptions chapter_options(const PlanRequest& request,
       balanced_blocks(request.base.layers, setup.pp * chunks);
   ++layers.front();  // the embedding
   ++layers.back();   // the head
-  setup.partition.clear();
-  for (const std::int64_t each : layers) {
-    setup.partition +=
-        (setup.partition.empty() ? "" : ",") + std::to_string(each);
-  }
+  setup.partition = fmt::format("{}", fmt::join(layers, ","));
   return setup;
 }
 
@@ -161,20 +155,51 @@ Prediction predict_plan(const PlanRequest& request, const Plan& plan) {
   return {plan, hybrid_step(job), step_memory(job)};
 }
 
+double peak_flops(const PlanRequest& request) {
+  const sim::DeviceSpec& device = request.base.cluster.device;
+  const auto peak = device.peak_flops.find(request.dtype());
+  SB_CHECK(peak != device.peak_flops.end(), "--dtype ",
+           dtype_name(request.dtype()), ": the peak of ", device.name,
+           " is not known in it");
+  return peak->second;
+}
+
 double mfu(const PlanRequest& request, const Prediction& prediction) {
-  const HybridJob job = job_of(request, prediction.plan);
-  const auto peak =
-      request.base.cluster.device.peak_flops.find(request.dtype());
-  SB_CHECK(peak != request.base.cluster.device.peak_flops.end(), "--dtype ",
-           dtype_name(request.dtype()), ": the peak of ",
-           request.base.cluster.device.name, " is not known in it");
-  return model_flops(job) / request.world_size / peak->second /
-         prediction.step.seconds;
+  return model_flops(job_of(request, prediction.plan)) / request.world_size /
+         peak_flops(request) / prediction.step.seconds;
 }
 
 double tokens_per_s(const PlanRequest& request, const Prediction& prediction) {
   return static_cast<double>(request.batch * request.seq()) /
          prediction.step.seconds;
+}
+
+bool can_confirm(const PlanRequest& request, const Plan& plan) {
+  if (plan.offloads) return false;
+  // ZeRO-2 and -3, and rings of unlike ranks, run every rank
+  constexpr int kMostFibers = 64;
+  const int different = plan.setup.zero_stage >= 2
+                            ? request.world_size / plan.setup.tp
+                            : plan.setup.pp * plan.setup.cp;
+  return different <= kMostFibers;
+}
+
+void confirm(const PlanRequest& request, Prediction& prediction) {
+  if (!can_confirm(request, prediction.plan)) return;
+  const Options options = options_of(request);
+  hybrid::HybridOptions setup = chapter_options(request, prediction.plan);
+  hybrid::check_legal(options, setup);
+  const Report report = train_on_shapes(
+      options, hybrid::fold_class(options, setup),
+      [&](const Options& options, ProcessGroup& world, Run& run) {
+        DeviceMesh mesh(world, hybrid::topology_of(setup));
+        run.train(options, *hybrid::make_strategy(options, setup, mesh));
+      });
+  prediction.confirmed_s = report.time.step_s;
+  for (const RankReport& rank : report.ranks) {
+    prediction.confirmed_bytes =
+        std::max(prediction.confirmed_bytes, rank.peak_total.counted);
+  }
 }
 
 // --- Bounds that cost nothing and leave out most plans -----------------------
@@ -184,13 +209,9 @@ namespace {
 /// FLOPs per second that no operation of the device can exceed.
 double best_rate(const PlanRequest& request) {
   const sim::DeviceSpec& device = request.base.cluster.device;
-  double rate = 0;
-  const auto peak = device.peak_flops.find(request.dtype());
-  if (peak != device.peak_flops.end()) {
-    rate =
-        peak->second * device.sustained *
-        std::max(device.max_matmul_efficiency, device.max_attention_efficiency);
-  }
+  double rate =
+      peak_flops(request) * device.sustained *
+      std::max(device.max_matmul_efficiency, device.max_attention_efficiency);
   for (const auto& [name, measured] : device.operations) {
     if (measured.s_per_flop > 0) rate = std::max(rate, 1 / measured.s_per_flop);
   }
@@ -200,12 +221,10 @@ double best_rate(const PlanRequest& request) {
 /// The same for attention in one kernel.
 double best_attention_rate(const PlanRequest& request) {
   const sim::Cluster& cluster = request.base.cluster;
-  const auto peak = cluster.device.peak_flops.find(request.dtype());
-  if (!cluster.software.fused_attention || !cluster.device.operations.empty() ||
-      peak == cluster.device.peak_flops.end()) {
+  if (!cluster.software.fused_attention || !cluster.device.operations.empty()) {
     return best_rate(request);
   }
-  return peak->second * cluster.device.sustained *
+  return peak_flops(request) * cluster.device.sustained *
          cluster.device.max_attention_efficiency;
 }
 
@@ -231,16 +250,6 @@ std::vector<BlockCounts> blocks_of_ranks(const HybridJob& job) {
   return blocks;
 }
 
-/// Blocks of the smallest stage of the first rank.
-double fewest_blocks(const HybridJob& job) {
-  std::int64_t fewest = job.blocks[0];
-  for (std::size_t i = 0; i < job.blocks.size();
-       i += static_cast<std::size_t>(job.pp)) {
-    fewest = std::min(fewest, job.blocks[i]);
-  }
-  return static_cast<double>(fewest);
-}
-
 /// Bytes of the activations that the first rank keeps at least: those of its
 /// blocks' tables, without statistics.
 double least_activations(const HybridJob& job) {
@@ -261,7 +270,12 @@ double least_activations(const HybridJob& job) {
   const double tokens =
       static_cast<double>(job.layout.micro_batch * job.sizes.seq) /
       job.layout.cp;
-  return live_sets(job, 0) * fewest_blocks(job) * tokens * width *
+  std::int64_t blocks = job.blocks[0];  // of the smallest stage
+  for (std::size_t i = 0; i < job.blocks.size();
+       i += static_cast<std::size_t>(job.pp)) {
+    blocks = std::min(blocks, job.blocks[i]);
+  }
+  return live_sets(job, 0) * static_cast<double>(blocks) * tokens * width *
          job.element();
 }
 
@@ -366,17 +380,15 @@ double least_seconds(const PlanRequest& request, const Plan& plan) {
 
 double least_bytes(const PlanRequest& request, const Plan& plan) {
   const HybridJob job = job_of(request, plan);
-  const auto states_of = [&](const Weights& own) {
-    return job.states(own.all(), own.experts);
-  };
-  const zero::ModelStates states = states_of(most_weights(job));
+  const Weights most = most_weights(job);
+  const zero::ModelStates states = job.states(most.all(), most.experts);
   const double kept = least_activations(job);
   if (plan.offloads) {
     return kept + (job.zero_stage == 3 ? 0 : states.parameters);
   }
   Weights first = weights_of(job, blocks_of_ranks(job)[0]);
   first.dense += job.table();
-  zero::ModelStates of_first = states_of(first);
+  zero::ModelStates of_first = job.states(first.all(), first.experts);
   // A rank has no gradients yet where all its forwards come first
   if (job.micro_batches <= job.pp * (job.chunks > 1 ? 2 : 1)) {
     of_first.gradients = 0;

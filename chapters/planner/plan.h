@@ -16,15 +16,32 @@
 // rank holds.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "chapters/14_hybrid_3d/degrees.h"
-#include "chapters/planner/stand_in.h"
 #include "chapters/planner/step.h"
 #include "sim/cluster.h"
 
 namespace shardbook::planner {
+
+/// Models that the book counts and does not train are planned as a model that it
+/// does: a Llama, or a Mixtral, with the same matrices. A plain MLP of width f is a
+/// gated one of 2 f / 3: as many weights, operations and kept activations. Latent
+/// attention, shared experts and dense blocks in front of those with experts are
+/// rows of the block's table (DeepSeek-V3): they are planned as they are.
+struct StandIn {
+  /// What is planned; null: the model itself trains.
+  std::shared_ptr<const ModelConfig> config;
+  /// What the plan of it leaves out, in sentences.
+  std::vector<std::string> remarks;
+};
+
+/// Samples have `seq` tokens; 0: as many as the model has positions. Throws Error
+/// where parameters or operations per token would differ by more than 3 %, with
+/// the part that differs most.
+StandIn stand_in_of(const std::string& model, std::int64_t seq);
 
 /// Choices that are fixed, or that a system lacks. 0 and empty: free.
 struct Limits {
@@ -115,6 +132,14 @@ double least_bytes(const PlanRequest& request, const Plan& plan);
 /// The prediction, exact except for the omissions of step.h.
 Prediction predict_plan(const PlanRequest& request, const Plan& plan);
 
+/// Runs the plan in the hybrid chapter, on shapes, and adds its results.
+void confirm(const PlanRequest& request, Prediction& prediction);
+/// Whether confirm is affordable: few different ranks, and a plan that the
+/// chapter itself runs.
+bool can_confirm(const PlanRequest& request, const Plan& plan);
+
+/// FLOPs per second of a device. Throws Error where it does not know the dtype.
+double peak_flops(const PlanRequest& request);
 /// Model FLOPs over the devices' peak FLOPs in the time of a step.
 double mfu(const PlanRequest& request, const Prediction& prediction);
 double tokens_per_s(const PlanRequest& request, const Prediction& prediction);

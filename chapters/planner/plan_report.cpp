@@ -8,8 +8,6 @@
 
 #include "chapters/common/models/models.h"
 #include "chapters/pictures/text_table.h"
-#include "chapters/planner/explain.h"
-#include "chapters/planner/measured.h"
 #include "core/how_many.h"
 
 namespace shardbook::planner {
@@ -28,16 +26,15 @@ double parameters_of(const PlanRequest& request) {
                              job.sizes.hidden);
 }
 
-constexpr const char* kLegend =
-    "tp: ranks that share matrices; pp: stages; cp: ranks that share a "
-    "sequence; dp: replicas. SP: tp shares norms, too. 16 x 2: micro-batches x "
-    "samples of a replica. MFU: share of the devices' peak rate that the model "
-    "uses.";
-
 std::string legend(const PlanRequest& request) {
   const bool has_experts = request.base.sizes.has_own_experts();
-  return std::string(kLegend) +
-         (has_experts ? " EP: replicas that share a set of experts." : "");
+  return wrap(
+      std::string(
+          "tp: ranks that share matrices; pp: stages; cp: ranks that "
+          "share a sequence; dp: replicas. SP: tp shares norms, too. 16 "
+          "x 2: micro-batches x samples of a replica. MFU: share of the "
+          "devices' peak rate that the model uses.") +
+      (has_experts ? " EP: replicas that share a set of experts." : ""));
 }
 
 std::string request_text(const PlanRequest& request) {
@@ -62,15 +59,6 @@ Json points_json(const PlanResult& result) {
   }
   return {{"columns", {"layout", "work", "step_s", "memory_bytes", "outcome"}},
           {"rows", std::move(rows)}};
-}
-
-/// What a plan of a stand-in leaves out.
-std::string remarks_text(const PlanRequest& request) {
-  std::string text;
-  for (const std::string& remark : request.stand_in.remarks) {
-    text += wrap("Note: " + remark + ".", 6);
-  }
-  return text;
 }
 
 /// Bytes that a plan keeps on the host, if any.
@@ -128,44 +116,39 @@ std::string rejection_lines(const PlanResult& result) {
 }
 
 Json plan_json(const PlanRequest& request, const Prediction& each) {
-  const StepMemory& memory = each.memory;
-  Json links = Json::object();
+  const hybrid::HybridOptions& setup = each.plan.setup;
+  Json memory = Json::object(), links = Json::object();
+  for (const auto& [name, kind] : StepMemory::kKinds) {
+    if (kind == &StepMemory::host) memory["total"] = each.memory.total();
+    memory[name] = each.memory.*kind;
+  }
   for (const auto& [link, bytes] : each.step.sent_bytes) {
     if (bytes > 0) links[link] = bytes;
   }
-  Json json = {
-      {"layout", each.plan.layout_text()},
-      {"work", each.plan.work_text()},
-      {"dp", each.plan.setup.dp},
-      {"tp", each.plan.setup.tp},
-      {"pp", each.plan.setup.pp},
-      {"cp", each.plan.setup.cp},
-      {"zero_stage", each.plan.setup.zero_stage},
-      {"sequence_parallel", each.plan.setup.sequence_parallel},
-      {"schedule", each.plan.setup.schedule},
-      {"chunks",
-       each.plan.setup.schedule == "interleaved" ? each.plan.setup.chunks : 1},
-      {"micro_batch", each.plan.micro_batch},
-      {"micro_batches", each.plan.setup.micro_batches},
-      {"recompute", each.plan.recompute},
-      {"offload", each.plan.offloads},
-      {"step_s", each.step.seconds},
-      {"pipeline_s", each.step.pipeline_s},
-      {"gradients_s", each.step.gradients_s},
-      {"optimizer_s", each.step.optimizer_s},
-      {"tokens_per_s", tokens_per_s(request, each)},
-      {"mfu", mfu(request, each)},
-      {"idle_share", each.step.idle_share},
-      {"memory_bytes",
-       {{"parameters", memory.parameters},
-        {"gradients", memory.gradients},
-        {"optimizer", memory.optimizer},
-        {"activations", memory.activations},
-        {"messages", memory.messages},
-        {"total", memory.total()},
-        {"host", memory.host}}},
-      {"sent_bytes", links},
-      {"trust", sim::trust_name(each.step.trust)}};
+  Json json = {{"layout", each.plan.layout_text()},
+               {"work", each.plan.work_text()},
+               {"dp", setup.dp},
+               {"tp", setup.tp},
+               {"pp", setup.pp},
+               {"cp", setup.cp},
+               {"zero_stage", setup.zero_stage},
+               {"sequence_parallel", setup.sequence_parallel},
+               {"schedule", setup.schedule},
+               {"chunks", setup.schedule == "interleaved" ? setup.chunks : 1},
+               {"micro_batch", each.plan.micro_batch},
+               {"micro_batches", setup.micro_batches},
+               {"recompute", each.plan.recompute},
+               {"offload", each.plan.offloads},
+               {"step_s", each.step.seconds},
+               {"pipeline_s", each.step.pipeline_s},
+               {"gradients_s", each.step.gradients_s},
+               {"optimizer_s", each.step.optimizer_s},
+               {"tokens_per_s", tokens_per_s(request, each)},
+               {"mfu", mfu(request, each)},
+               {"idle_share", each.step.idle_share},
+               {"memory_bytes", memory},
+               {"sent_bytes", links},
+               {"trust", sim::trust_name(each.step.trust)}};
   if (request.trains()) json["command"] = command_of(request, each.plan, false);
   if (const Measured* of = measured(job_of(request, each.plan))) {
     json["measured"] = {{"steps", of->steps},
@@ -193,6 +176,14 @@ std::string time_text(double seconds) {
   return fmt::format("{:.1f} ms", 1e3 * seconds);
 }
 
+std::string notes_text(const std::vector<std::string>& remarks) {
+  std::string text;
+  for (const std::string& remark : remarks) {
+    text += wrap("Note: " + remark + ".", 6);
+  }
+  return text;
+}
+
 std::string links_text(const HybridStep& step) {
   std::string text;
   for (const auto& [link, bytes] : step.sent_bytes) {
@@ -209,7 +200,7 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
       request_text(request) +
       fmt::format("\n{}, {} of them predicted\n",
                   how_many(result.num_plans, "plan"), result.num_predicted) +
-      remarks_text(request) + "\n";
+      notes_text(request.stand_in.remarks) + "\n";
   if (result.best.empty()) {
     text += "No plan fits.\n";
   } else {
@@ -219,7 +210,7 @@ std::string result_text(const PlanRequest& request, const PlanResult& result,
     }
     text += "\n" + wrap(measured_text(job_of(request, result.best[0].plan)));
   }
-  text += "\n" + wrap(legend(request)) + "\nWhy the others lost:\n" +
+  text += "\n" + legend(request) + "\nWhy the others lost:\n" +
           rejection_lines(result);
   if (result.best.empty() || !request.trains()) return text;
   const Plan& best = result.best.front().plan;
@@ -242,8 +233,9 @@ std::string strategies_text(const PlanRequest& request,
                    [&](const Strategy& a, const Strategy& b) {
                      return seconds(a) < seconds(b);
                    });
-  std::string text = request_text(request) + "\n" + remarks_text(request) +
-                     "\n" + wrap(legend(request)) + "\n";
+  std::string text = request_text(request) + "\n" +
+                     notes_text(request.stand_in.remarks) + "\n" +
+                     legend(request) + "\n";
   constexpr const char* kLine = "{:<12}{:<37}{:>9}{:>9}{:>10}\n";
   text += fmt::format(kLine, "strategy", "best plan", "step", "MFU", "memory") +
           "            micro-batches x samples; sent by a rank\n";

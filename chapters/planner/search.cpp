@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "chapters/common/models/models.h"
 #include "core/check.h"
@@ -26,10 +29,6 @@ bool is_later(const Candidate& a, const Candidate& b) {
   return std::tie(a.least_s, a.index) > std::tie(b.least_s, b.index);
 }
 
-bool is_faster(const Prediction& a, const Prediction& b) {
-  return a.step.seconds < b.step.seconds;
-}
-
 /// Bytes by which the devices in use on a node exceed its host's memory; 0
 /// where that memory is unknown.
 double host_excess(const PlanRequest& request, const StepMemory& memory) {
@@ -37,15 +36,6 @@ double host_excess(const PlanRequest& request, const StepMemory& memory) {
   const int devices = std::min(request.world_size, cluster.devices_per_node);
   if (memory.host <= 0 || cluster.host.memory_bytes <= 0) return 0;
   return devices * memory.host - static_cast<double>(cluster.host.memory_bytes);
-}
-
-/// Counts a plan that does not fit, and keeps the one that exceeds least.
-void count_unfit(const Plan& plan, double excess, PlanResult& result) {
-  Rejection& rejection = result.does_not_fit;
-  if (rejection.count++ == 0 || excess < result.least_excess) {
-    result.least_excess = excess;
-    rejection.example = plan.layout_text() + ", " + plan.work_text();
-  }
 }
 
 /// Goes through plans from the lowest bound to the highest. A plan whose turn has
@@ -105,21 +95,15 @@ class Search {
       result_.points.push_back({each.plan, seconds, bytes, outcome});
     }
   }
+  /// Counts a plan that does not fit, and keeps the one that exceeds least.
   void reject(const Candidate& each, double bytes, double excess) {
-    count_unfit(each.plan, excess, result_);
+    Rejection& rejection = result_.does_not_fit;
+    if (rejection.count++ == 0 || excess < result_.least_excess) {
+      result_.least_excess = excess;
+      rejection.example =
+          each.plan.layout_text() + ", " + each.plan.work_text();
+    }
     settle(each, each.least_s, bytes, Point::kDoesNotFit);
-  }
-
-  void pass_over(const Candidate& each) {
-    result_.slower_bound.count += 1;
-    settle(each, each.least_s, each.least_bytes, Point::kBound);
-  }
-
-  /// Of the stages, run on shapes.
-  static void come_closer(Candidate& each, const HybridJob& job) {
-    const bool is_first = each.bound == Candidate::kOperations;
-    each.least_s = std::max(each.least_s, least_stage_seconds(job, is_first));
-    each.bound = is_first ? Candidate::kBlocks : Candidate::kLayers;
   }
 
   /// Whether the plan is settled, and has not only got a closer bound.
@@ -128,14 +112,19 @@ class Search {
     const HybridJob job = job_of(request_, each.plan);
     // Stop at a bound: behind the first that is as slow, all are
     if (each.least_s >= limit) {
-      pass_over(each);
-    } else if (setup_.prunes && each.bound != Candidate::kLayers) {
-      come_closer(each, job);
-      return false;
-    } else {
-      predict(each, job, limit);
+      result_.slower_bound.count += 1;
+      settle(each, each.least_s, each.least_bytes, Point::kBound);
+      return true;
     }
-    return true;
+    if (!setup_.prunes || each.bound == Candidate::kLayers) {
+      predict(each, job, limit);
+      return true;
+    }
+    // A bound of the stages, run on shapes
+    const bool is_first = each.bound == Candidate::kOperations;
+    each.least_s = std::max(each.least_s, least_stage_seconds(job, is_first));
+    each.bound = is_first ? Candidate::kBlocks : Candidate::kLayers;
+    return false;
   }
 
   void predict(const Candidate& each, const HybridJob& job, double limit) {
@@ -154,8 +143,10 @@ class Search {
            is_late ? Point::kBound : Point::kPredicted);
     if (is_late) return;
     auto& best = result_.best;
-    const auto place =
-        std::upper_bound(best.begin(), best.end(), prediction, is_faster);
+    const auto place = std::upper_bound(
+        best.begin(), best.end(), prediction, [](const auto& a, const auto& b) {
+          return a.step.seconds < b.step.seconds;
+        });
     best.insert(place, std::move(prediction));
     if (best.size() > static_cast<std::size_t>(setup_.top)) best.pop_back();
   }
@@ -165,6 +156,182 @@ class Search {
   const double capacity_;
   std::int64_t num_settled_ = 0;
   PlanResult result_;
+};
+
+std::vector<int> divisors(std::int64_t n) {
+  std::vector<int> result;
+  for (std::int64_t i = 1; i <= n; ++i) {
+    if (n % i == 0) result.push_back(static_cast<int>(i));
+  }
+  return result;
+}
+
+/// The plans among which the planner chooses.
+class Space {
+ public:
+  Space(const PlanRequest& request, std::map<std::string, Rejection>* illegal)
+      : request_(request),
+        options_(options_of(request)),
+        layers_(request.base.layers),
+        illegal_(illegal) {}
+
+  std::vector<Plan> all() {
+    const Limits& only = request_.limits;
+    for (const int tp : divisors(request_.world_size)) {
+      if (only.tp > 0 ? tp != only.tp : tp > only.max_tp) continue;
+      for (const int pp : divisors(request_.world_size / tp)) {
+        if (only.pp > 0 && pp != only.pp) continue;
+        for (const int cp : divisors(request_.world_size / tp / pp)) {
+          if (only.cp > 0 ? cp != only.cp : !is_worth_cutting(cp)) continue;
+          degrees(tp, pp, cp);
+        }
+      }
+    }
+    return std::move(plans_);
+  }
+
+ private:
+  /// Sequences of less than some thousand tokens are not worth cutting: a part
+  /// must keep its device busy while the next keys arrive.
+  bool is_worth_cutting(int cp) const {
+    return cp == 1 || request_.seq() / cp >= 2048;
+  }
+
+  void degrees(int tp, int pp, int cp) {
+    const Limits& only = request_.limits;
+    Plan plan;
+    plan.setup.tp = tp;
+    plan.setup.pp = pp;
+    plan.setup.cp = cp;
+    plan.setup.dp = request_.world_size / (tp * pp * cp);
+    if (cp > 1) plan.setup.cp_layout = "zigzag";
+    const bool has_experts = request_.base.sizes.has_own_experts();
+    for (const int ep :
+         has_experts ? divisors(plan.setup.dp) : std::vector<int>{1}) {
+      if (only.ep > 0 ? ep != only.ep : !shares_experts(ep)) continue;
+      plan.setup.ep = ep;
+      stages(plan);
+    }
+  }
+
+  /// More ranks than experts cannot share them.
+  bool shares_experts(int ep) const {
+    return ep == 1 || request_.base.sizes.model->llama.num_experts % ep == 0;
+  }
+
+  void stages(Plan plan) {
+    const Limits& only = request_.limits;
+    const int tp = plan.setup.tp, pp = plan.setup.pp, cp = plan.setup.cp;
+    for (int stage = 0; stage <= 3; ++stage) {
+      if (only.zero_stage >= 0 && stage != only.zero_stage) continue;
+      // Nothing to share, except with a host
+      const bool is_alone = plan.setup.dp * cp == 1;
+      if (is_alone && stage > 0 && stage != only.zero_stage &&
+          !(only.offloads && tp * pp == 1 && stage >= 2)) {
+        continue;
+      }
+      plan.setup.zero_stage = stage;
+      for (const bool sp : {false, true}) {
+        if (sp && (tp == 1 || only.sequence_parallel == 0)) continue;
+        if (!sp && tp > 1 && only.sequence_parallel == 1) continue;
+        plan.setup.sequence_parallel = sp;
+        plan.setup.micro_batches = 1;
+        if (request_.batch % plan.setup.dp == 0) {
+          plan.setup.micro_batches = request_.batch / plan.setup.dp;
+        }
+        if (is_no_refusal(refusal(plan))) micro_batches(plan, is_alone);
+      }
+    }
+  }
+
+  void micro_batches(Plan plan, bool is_alone) {
+    const Limits& only = request_.limits;
+    const std::int64_t of_replica = request_.batch / plan.setup.dp;
+    for (const int size : divisors(of_replica)) {
+      if (only.micro_batch > 0 && size != only.micro_batch) continue;
+      if (only.micro_batch == 0 && size > only.max_micro_batch) continue;
+      plan.micro_batch = size;
+      plan.setup.micro_batches = of_replica / size;
+      for (const char* recompute : {"never", "attention", "blocks"}) {
+        if (!only.recompute.empty() && recompute != only.recompute) continue;
+        plan.recompute = recompute;
+        schedules(plan, is_alone);
+      }
+    }
+  }
+
+  void schedules(Plan plan, bool is_alone) {
+    const Limits& only = request_.limits;
+    const bool has_pipeline = plan.setup.pp > 1;
+    const auto offer = [&](const std::string& name, int chunks) {
+      if (has_pipeline && !only.schedule.empty() && name != only.schedule) {
+        return;
+      }
+      const int chunks_of_rank = name == "interleaved" ? chunks : 1;
+      if (has_pipeline && only.chunks > 0 && chunks_of_rank != only.chunks) {
+        return;
+      }
+      plan.setup.schedule = name;
+      plan.setup.chunks = chunks;
+      if (!has_pipeline || has_legal_schedule(plan)) {
+        with_offload(plan, is_alone);
+      }
+    };
+    if (plan.setup.pp > layers_) return;
+    offer("1f1b", 2);
+    if (!has_pipeline) return;
+    if (only.has_zero_bubble && plan.recompute == "never") offer("zb-h1", 2);
+    for (int chunks = 2; plan.setup.pp * chunks <= layers_ + 2; ++chunks) {
+      if (chunks > only.max_chunks) break;
+      const int stages = plan.setup.pp * chunks;
+      const bool is_even = layers_ % stages == 0 || (layers_ + 2) % stages == 0;
+      if (is_even) offer("interleaved", chunks);
+    }
+  }
+
+  void with_offload(Plan plan, bool is_alone) {
+    const bool is_plain = plan.setup.tp * plan.setup.pp * plan.setup.cp == 1;
+    if (!is_alone || plan.setup.zero_stage < 2) plans_.push_back(plan);
+    if (!request_.limits.offloads || !is_plain || plan.setup.zero_stage < 2) {
+      return;
+    }
+    if (plan.recompute == "attention") return;  // the ZeRO chapter has blocks
+    plan.offloads = true;
+    plans_.push_back(plan);
+  }
+
+  std::string refusal(const Plan& plan) const {
+    return hybrid::refusal(options_, chapter_options(request_, plan));
+  }
+
+  /// The rest of the plan is legal; plans that differ in it have the same
+  /// schedules.
+  bool has_legal_schedule(const Plan& plan) {
+    const auto& setup = plan.setup;
+    const auto [found, is_new] = refusals_.try_emplace(
+        {setup.schedule, setup.pp, setup.chunks, setup.micro_batches});
+    if (is_new) found->second = refusal(plan);
+    return is_no_refusal(found->second);
+  }
+
+  /// Counts a refusal.
+  bool is_no_refusal(const std::string& reason) {
+    if (reason.empty()) return true;
+    if (illegal_ != nullptr) {
+      // By the option that it names first: "--tp"
+      Rejection& rejection = (*illegal_)[reason.substr(0, reason.find(' '))];
+      if (rejection.count++ == 0) rejection.example = reason;
+    }
+    return false;
+  }
+
+  const PlanRequest& request_;
+  const Options options_;
+  const std::int64_t layers_;
+  std::map<std::string, Rejection>* illegal_;
+  std::map<std::tuple<std::string, int, int, std::int64_t>, std::string>
+      refusals_;
+  std::vector<Plan> plans_;
 };
 
 /// Degrees and sizes that no plan can have.
@@ -225,16 +392,18 @@ void check_request(const PlanRequest& request) {
            config.n_positions);
   check_sequence(config, request.seq());
   check_limits(request);
-  SB_CHECK(request.base.cluster.device.peak_flops.count(request.dtype()) > 0,
-           "--dtype ", dtype_name(request.dtype()), ": the peak of ",
-           request.base.cluster.device.name, " is not known in it");
+  peak_flops(request);
+}
+
+std::vector<Plan> plans_of(const PlanRequest& request,
+                           std::map<std::string, Rejection>* illegal) {
+  return Space(request, illegal).all();
 }
 
 PlanResult search(const PlanRequest& request, const SearchOptions& setup) {
   check_request(request);
   std::map<std::string, Rejection> illegal;
-  const std::vector<Plan> plans = plans_of(request, &illegal);
-  PlanResult result = Search(request, setup).among(plans);
+  PlanResult result = Search(request, setup).among(plans_of(request, &illegal));
   result.illegal = std::move(illegal);
   return result;
 }
@@ -251,15 +420,13 @@ std::vector<Strategy> search_by_strategy(const PlanRequest& request,
     if (own.empty()) return;
     found.push_back({name, Search(request, setup).among(own)});
   };
-  const auto is_data_parallel = [](const Plan& plan) {
-    return plan.setup.tp * plan.setup.pp * plan.setup.cp == 1;
-  };
   for (int stage = 0; stage <= 3; ++stage) {
     const std::string name = stage > 0 ? fmt::format("ZeRO-{}", stage)
                              : request.world_size == 1 ? "one device"
                                                        : "DDP";
     add(name, [=](const Plan& plan) {
-      return is_data_parallel(plan) && !plan.offloads && plan.setup.ep == 1 &&
+      return plan.setup.tp * plan.setup.pp * plan.setup.cp == 1 &&
+             !plan.offloads && plan.setup.ep == 1 &&
              plan.setup.zero_stage == stage;
     });
   }

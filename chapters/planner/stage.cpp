@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,37 +41,32 @@ class Stage {
       sizes.clear();
       for (const NamedTensor& each : module.named_parameters()) {
         if (parts.is_tied && head_ != nullptr && each.name == table) continue;
-        parameters_.push_back(each.tensor);
-        const auto elements = static_cast<double>(each.tensor.numel());
         const std::string name = prefix + each.name;
-        const bool is_expert = moe::is_expert(name);
-        if (is_expert) expert_parameters_ += elements;
-        sizes.push_back({elements, is_expert, each.name == table,
-                         kinds.is_whole(name), kinds.is_partial(name)});
+        sizes.push_back({count(each.tensor, name), moe::is_expert(name),
+                         each.name == table, kinds.is_whole(name),
+                         kinds.is_partial(name)});
       }
     };
-    sizes_.blocks = parts.blocks;
-    sizes_.dense = parts.dense;
+    ParameterSizes& sizes = numbers_.sizes;
+    sizes.blocks = parts.blocks;
+    sizes.dense = parts.dense;
     if (parts.has_embedding) {
       embedding_ = std::make_unique<GptEmbedding>(config, init, layers_);
-      keep(*embedding_, sizes_.embedding);
+      keep(*embedding_, sizes.embedding);
     }
     for (std::int64_t i = 0; i < parts.blocks; ++i) {
       if (at.sizes.is_llama) {
-        llama_.emplace_back(at, i, init);
-        const Tensors& own = llama_.back().parameters();
-        parameters_.insert(parameters_.end(), own.begin(), own.end());
-        for (const Tensor& each : llama_.back().expert_parameters()) {
-          expert_parameters_ += static_cast<double>(each.numel());
+        blocks_.push_back(llama_block(at, i, init));
+        for (const NamedTensor& each : blocks_.back()->named_parameters()) {
+          count(each.tensor, each.name);
         }
-      } else {
-        blocks_.push_back(std::make_unique<GptBlock>(
-            decoder_names(config).block(i), config, init, layers_));
-        blocks_.back()->recompute = at.layout.recompute == Recompute::kBlocks;
-        keep(*blocks_.back(),
-             i < parts.dense ? sizes_.dense_block : sizes_.block,
-             decoder_names(config).block(i) + ".");
+        continue;
       }
+      blocks_.push_back(std::make_unique<GptBlock>(
+          decoder_names(config).block(i), config, init, layers_));
+      set_recompute(*blocks_.back(), at.layout.recompute == Recompute::kBlocks);
+      keep(*blocks_.back(), i < parts.dense ? sizes.dense_block : sizes.block,
+           decoder_names(config).block(i) + ".");
     }
     if (parts.has_head) {
       head_ = std::make_unique<GptHead>(config, init, layers_);
@@ -82,7 +76,7 @@ class Stage {
           return name == table ? shared : own;
         });
       }
-      keep(*head_, sizes_.head);
+      keep(*head_, sizes.head);
     }
     const MemoryScope kind(MemoryKind::kInput);
     // The layers cut them
@@ -91,10 +85,9 @@ class Stage {
   }
 
   const Tensors& parameters() const { return parameters_; }
-  const ParameterSizes& sizes() const { return sizes_; }
+  /// Without seconds and peaks.
+  const StageRun& numbers() const { return numbers_; }
   bool has_head() const { return head_ != nullptr; }
-  /// The number of elements in experts.
-  double expert_parameters() const { return expert_parameters_; }
 
   /// A stage without an embedding gets its input from the stage before.
   Tensor input() const { return embedding_ != nullptr ? tokens_ : received(); }
@@ -113,9 +106,8 @@ class Stage {
       Tensor x = embedding_ != nullptr ? (*embedding_)(in[0]) : in[0];
       call_before(x, embedding_ != nullptr);
       for (const auto& block : blocks_) x = (*block)(x);
-      for (const LlamaBlock& block : llama_) x = block(x);
       if (head_ == nullptr) return Tensors{x};
-      call_before(x, !blocks_.empty());
+      call_before(x, !at_.sizes.is_llama && !blocks_.empty());
       const Tensor loss = layers_.loss((*head_)(x), tokens_);
       loss_options_ = loss.options();
       return Tensors{loss};
@@ -133,6 +125,13 @@ class Stage {
   }
 
  private:
+  double count(const Tensor& parameter, const std::string& name) {
+    const auto elements = static_cast<double>(parameter.numel());
+    parameters_.push_back(parameter);
+    numbers_.parameters += elements;
+    if (moe::is_expert(name)) numbers_.expert_parameters += elements;
+    return elements;
+  }
   /// What one stage sends to another.
   Tensor received() const {
     const bool is_cut = at_.layout.cuts_tokens;
@@ -145,11 +144,9 @@ class Stage {
   Place at_;
   LayerFactory layers_;
   Tensors parameters_;
-  double expert_parameters_ = 0;
-  ParameterSizes sizes_;
+  StageRun numbers_;
   std::unique_ptr<GptEmbedding> embedding_;
-  std::vector<std::unique_ptr<GptBlock>> blocks_;
-  std::vector<LlamaBlock> llama_;
+  std::vector<std::unique_ptr<Module>> blocks_;
   std::unique_ptr<GptHead> head_;
   Tensor tokens_;
   TensorOptions loss_options_;
@@ -171,16 +168,11 @@ class Watch {
   Held peak() {
     const Held most = held_of(memory().at_peak_by_kind);
     restart();
-    return beside(most);
+    return most - before_;
   }
-  Held kept() const { return beside(held_of(memory().current_by_kind)); }
+  Held kept() const { return held_of(memory().current_by_kind) - before_; }
 
  private:
-  Held beside(const Held& held) const {
-    return {held.activations - before_.activations,
-            held.gradients - before_.gradients,
-            held.messages - before_.messages};
-  }
   static MemoryStats memory() { return RankContext::current().device.memory(); }
   static void restart() { RankContext::current().device.reset_peak_memory(); }
 
@@ -203,21 +195,21 @@ Alone alone(const std::function<void()>& work) {
 
 constexpr double kLong = 1000;  // seconds
 
-/// The same behind work that the device does for a long time. A host that waits
-/// for the device inside cannot run ahead.
-Ahead ahead(double alone_s, const std::function<void()>& work) {
+/// Adds the seconds behind work that the device does for a long time. A host that
+/// waits for the device inside cannot run ahead.
+void run_ahead(ActionTime& time, const std::function<void()>& work) {
   the_clock().begin_steps();
   the_clock().main().run(OpEvent{}, kLong);
   work();
-  const double device_s = the_clock().now_s() - kLong,
-               host_s = the_clock().main().host();
-  if (host_s > kLong) return {alone_s, alone_s};
-  return {device_s, host_s};
+  time.device_s = the_clock().now_s() - kLong;
+  time.host_s = the_clock().main().host();
+  if (time.host_s > kLong) time.device_s = time.host_s = time.s;
 }
 
 /// The first micro-batch's: the device does less than that of the next.
-Ahead first_ahead(const Ahead& ahead, const Alone& next, const Alone& first) {
-  return {ahead.device_s - (next.busy_s - first.busy_s), first.host_s};
+ActionTime first_time(const ActionTime& time, const Alone& next,
+                      const Alone& first) {
+  return {first.s, time.device_s - (next.busy_s - first.busy_s), first.host_s};
 }
 
 /// A micro-batch's forward and backward.
@@ -277,58 +269,45 @@ void split_backward(Stage& stage, StageRun& run) {
     SplitBackward split(stage);
     watch.peak();
     input = alone([&] { split.input(); });
-    run.backward_input_s = input.s;
+    run.backward_input.s = input.s;
     run.backward_input_peak = watch.peak();
     run.kept_for_weights_bytes = watch.kept().activations;
     weights = alone([&] { split.weights(); });
-    run.backward_weight_s = weights.s;
+    run.backward_weight.s = weights.s;
     run.backward_weight_peak = watch.peak();
   }
   {
     SplitBackward split(stage);
-    run.backward_input_ahead =
-        ahead(run.backward_input_s, [&] { split.input(); });
-    run.backward_weight_ahead =
-        ahead(run.backward_weight_s, [&] { split.weights(); });
+    run_ahead(run.backward_input, [&] { split.input(); });
+    run_ahead(run.backward_weight, [&] { split.weights(); });
   }
   // The first one creates the gradients
   for (const Tensor& each : stage.parameters()) each.clear_grad();
   SplitBackward split(stage);
   const Watch watch;
-  const Alone first_input = alone([&] { split.input(); });
-  run.first_backward_input_s = first_input.s;
-  run.first_backward_input_ahead =
-      first_ahead(run.backward_input_ahead, input, first_input);
+  run.first_backward_input =
+      first_time(run.backward_input, input, alone([&] { split.input(); }));
   run.input_gradients = watch.kept().gradients;
-  const Alone first_weights = alone([&] { split.weights(); });
-  run.first_backward_weight_s = first_weights.s;
-  run.first_backward_weight_ahead =
-      first_ahead(run.backward_weight_ahead, weights, first_weights);
+  run.first_backward_weight =
+      first_time(run.backward_weight, weights, alone([&] { split.weights(); }));
 }
 
 StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
                   const ModelConfig& config, const StageParts& parts) {
   Stage stage(at, layers, config, parts);
-  StageRun run;
-  for (const Tensor& each : stage.parameters()) {
-    run.parameters += static_cast<double>(each.numel());
-  }
-  run.expert_parameters = stage.expert_parameters();
-  run.sizes = stage.sizes();
+  StageRun run = stage.numbers();
   // The first micro-batch creates the gradients, the next adds to them
   const Pass first = run_pass(stage), next = run_pass(stage);
-  run.first_backward_s = first.backward.s;
   run.first_backward_peaks = first.peaks;
-  run.forward_s = next.forward_s;
-  run.backward_s = next.backward.s;
+  run.forward.s = next.forward_s;
+  run.backward.s = next.backward.s;
   run.kept_bytes = next.kept_bytes;
   run.forward_peak = next.forward_peak;
   run.backward_peaks = next.peaks;
   if (at.layout.splits_backward) split_backward(stage, run);
 
   shardbook::StageRun set;
-  run.forward_ahead =
-      ahead(run.forward_s, [&] { set = stage.forward(stage.input()); });
+  run_ahead(run.forward, [&] { set = stage.forward(stage.input()); });
   set.outputs.clear();
   const auto add_sums = [&] {
     const sim::DeviceClock::StepSums sums = the_clock().main().state().sums;
@@ -338,11 +317,9 @@ StageRun run_rank(const Place& at, const hybrid::RankLayers& layers,
     }
   };
   add_sums();
-  run.backward_ahead =
-      ahead(run.backward_s, [&] { stage.backward(std::move(set)); });
+  run_ahead(run.backward, [&] { stage.backward(std::move(set)); });
   add_sums();
-  run.first_backward_ahead =
-      first_ahead(run.backward_ahead, next.backward, first.backward);
+  run.first_backward = first_time(run.backward, next.backward, first.backward);
 
   // One kernel for all parameters, like a fused optimizer's
   const Tensor all = make_constant_parameter(
@@ -409,7 +386,7 @@ StageRun run_stage(const sim::Cluster& cluster, const DecoderSizes& sizes,
   config.dropout = layout.dropout;
   const Topology topology = hybrid::topology_of(setup);
   const auto seconds = [](const StageRun& each) {
-    return each.forward_s + each.backward_s;
+    return each.forward.s + each.backward.s;
   };
   const auto slowest_of = [&](const FoldClass& ranks) {
     StageRun slowest;

@@ -4,11 +4,13 @@
 // over a tensor-parallel and a context-parallel group, with the embedding or
 // the head of the model where the stage has one.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -19,6 +21,15 @@ struct ModelConfig;
 }
 
 namespace shardbook::planner {
+
+/// `make()`, once for each key at the place of the call.
+template <typename Key, typename Make>
+const auto& once_for(const Key& key, const Make& make) {
+  static std::map<Key, decltype(make())> known;
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known.emplace(key, make()).first->second;
+}
 
 /// Sizes of a block of GPT-2 or Llama.
 struct DecoderSizes {
@@ -113,10 +124,8 @@ struct StageParts {
   /// Blocks in front, of a model with experts, that have none.
   std::int64_t dense = 0;
 
-  bool operator==(const StageParts& other) const {
-    return blocks == other.blocks && has_embedding == other.has_embedding &&
-           has_head == other.has_head && is_tied == other.is_tied &&
-           dense == other.dense;
+  auto key() const {
+    return std::make_tuple(blocks, has_embedding, has_head, is_tied, dense);
   }
 };
 
@@ -142,6 +151,10 @@ struct ParameterSizes {
 struct Held {
   double activations = 0, gradients = 0, messages = 0;
   double total() const { return activations + gradients + messages; }
+  Held operator-(const Held& other) const {
+    return {activations - other.activations, gradients - other.gradients,
+            messages - other.messages};
+  }
 };
 
 /// The fullest moments of a backward in each part of a stage.
@@ -149,22 +162,45 @@ struct BackwardPeaks {
   Held head, blocks, embedding;
 };
 
-/// Seconds of a stage's action for which the host has issued all before it long
-/// ago: of the device, and of the host, which goes on to the next.
-struct Ahead {
-  double device_s = 0, host_s = 0;
+/// Seconds of a stage's action: alone, with an idle device before and after; and
+/// where the host has issued all before it long ago, of the device, and of the host,
+/// which goes on to the next.
+struct ActionTime {
+  double s = 0, device_s = 0, host_s = 0;
+};
+
+/// Of the actions of a stage, for one micro-batch.
+struct ActionTimes {
+  ActionTime forward, backward;
+  /// The first micro-batch's backward, right after its forward: it creates the
+  /// gradients, and adds to none.
+  ActionTime first_backward;
+  /// A backward in two parts (zero bubble), where the layout asks for it: the
+  /// gradient of the input, and of the weights.
+  ActionTime backward_input, backward_weight;
+  ActionTime first_backward_input, first_backward_weight;
+
+  std::array<ActionTime*, 7> all_times() {
+    return {&forward,
+            &backward,
+            &first_backward,
+            &backward_input,
+            &backward_weight,
+            &first_backward_input,
+            &first_backward_weight};
+  }
+  /// The parts of a backward, each with the first micro-batch's.
+  std::vector<std::pair<ActionTime, ActionTime>> backwards(bool splits) const {
+    if (!splits) return {{backward, first_backward}};
+    return {{backward_input, first_backward_input},
+            {backward_weight, first_backward_weight}};
+  }
 };
 
 /// Numbers of one rank and one micro-batch.
-struct StageRun {
-  /// Each measured alone: the device is idle before and after.
-  double forward_s = 0, backward_s = 0;
-  /// The first micro-batch's backward, right after its forward: it creates the
-  /// gradients, and adds to none.
-  double first_backward_s = 0;
+struct StageRun : ActionTimes {
   /// The part of a forward and a backward in which the device computes.
   double busy_s = 0;
-  Ahead forward_ahead, backward_ahead, first_backward_ahead;
   /// Bytes that the rank sends over each kind of link: over tp, and over cp.
   std::map<std::string, double> sent_bytes;
   /// Seconds for the norm of all gradients and the update of all parameters.
@@ -172,12 +208,6 @@ struct StageRun {
   double parameters = 0;
   double expert_parameters = 0;  ///< a part of them
   ParameterSizes sizes;
-  /// A backward in two parts (zero bubble), where the layout asks for it: the
-  /// gradient of the input, and of the weights.
-  double backward_input_s = 0, backward_weight_s = 0;
-  double first_backward_input_s = 0, first_backward_weight_s = 0;
-  Ahead backward_input_ahead, backward_weight_ahead, first_backward_input_ahead,
-      first_backward_weight_ahead;
   /// Activations that wait for backward, the stage's input included; between the
   /// two parts of a backward.
   double kept_bytes = 0, kept_for_weights_bytes = 0;

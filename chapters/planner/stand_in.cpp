@@ -1,4 +1,4 @@
-#include "chapters/planner/stand_in.h"
+// A model that is planned in the place of another one.
 
 #include <fmt/format.h>
 
@@ -10,6 +10,7 @@
 
 #include "chapters/common/models/counted_model.h"
 #include "chapters/common/models/models.h"
+#include "chapters/planner/plan.h"
 #include "core/check.h"
 #include "core/how_many.h"
 

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
@@ -74,7 +75,7 @@ struct HybridJob {
   /// Whether a chapter trains, as plans do: its host runs ahead until it reads
   /// a loss, and its update goes bucket by bucket.
   bool is_of_chapter() const { return bucket_bytes > 0; }
-  /// Whether it is run on shapes (zero_run.h).
+  /// Whether it is run on shapes (ZeroRun, step_parts.h).
   bool runs_zero() const {
     return is_of_chapter() && zero_stage >= 2 && !offloads;
   }
@@ -141,6 +142,7 @@ struct StepMemory {
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0;
   double messages = 0;
   double host = 0;  ///< on the host, not in total()
+  static const std::pair<const char*, double StepMemory::*> kKinds[6];
   double total() const {
     return parameters + gradients + optimizer + activations + messages;
   }

@@ -2,17 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <tuple>
 #include <vector>
 
-#include "chapters/planner/rank_update.h"
 #include "chapters/planner/step.h"
 #include "chapters/planner/step_parts.h"
-#include "chapters/planner/zero_run.h"
 #include "core/check.h"
 
 namespace shardbook::planner {
+
+const std::pair<const char*, double StepMemory::*> StepMemory::kKinds[6] = {
+    {"parameters", &StepMemory::parameters},
+    {"gradients", &StepMemory::gradients},
+    {"optimizer", &StepMemory::optimizer},
+    {"activations", &StepMemory::activations},
+    {"messages", &StepMemory::messages},
+    {"host", &StepMemory::host}};
 
 int live_sets(const HybridJob& job, int pp_rank) {
   const int p = job.pp, v = job.chunks;
@@ -201,11 +206,8 @@ const pipeline::Schedule& short_schedule(const HybridJob& job) {
   const int most = job.chunks > 1 ? 3 * job.pp : 2 * job.pp;
   const int m = static_cast<int>(
       std::min(job.micro_batches, static_cast<std::int64_t>(most)));
-  static std::map<std::tuple<bool, int, int, int>, pipeline::Schedule> known;
-  const auto [found, is_new] =
-      known.try_emplace({job.is_zero_bubble, job.pp, job.chunks, m});
-  if (is_new) found->second = schedule_of(job, m);
-  return found->second;
+  return once_for(std::tuple(job.is_zero_bubble, job.pp, job.chunks, m),
+                  [&] { return schedule_of(job, m); });
 }
 
 /// Stages 0 and 1.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <string>
 #include <tuple>
 
@@ -104,18 +103,17 @@ const sim::Cluster& cluster_from(const sim::Cluster& cluster,
   const StageLayout& layout = job.layout;
   const int place = place_of(job, pp_rank, layout.tp * layout.cp * layout.ep);
   if (place == 0) return cluster;
-  static std::map<std::tuple<std::string, double, int>, sim::Cluster> known;
-  const auto [found, is_new] = known.try_emplace(
-      {cluster.name, cluster.device.sustained, place}, cluster);
-  sim::Cluster& moved = found->second;
-  if (!is_new) return moved;
-  moved.name += " from device " + std::to_string(place);
-  const int devices = cluster.devices_per_node;
-  for (sim::MeshLink& each : moved.mesh) {
-    each.a = (each.a - place + devices) % devices;
-    each.b = (each.b - place + devices) % devices;
-  }
-  return moved;
+  return once_for(std::tuple(cluster.name, cluster.device.sustained, place),
+                  [&] {
+                    sim::Cluster moved = cluster;
+                    moved.name += " from device " + std::to_string(place);
+                    const int devices = cluster.devices_per_node;
+                    for (sim::MeshLink& each : moved.mesh) {
+                      each.a = (each.a - place + devices) % devices;
+                      each.b = (each.b - place + devices) % devices;
+                    }
+                    return moved;
+                  });
 }
 
 std::vector<StageRun> runs_of(const HybridJob& job) {
@@ -140,7 +138,8 @@ std::vector<StageRun> runs_of(const HybridJob& job) {
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const sim::Cluster* const from =
         &cluster_from(cluster, job, static_cast<int>(i) % job.pp);
-    const bool is_known = from == before && stages[i] == stages[i - 1];
+    const bool is_known =
+        from == before && stages[i].key() == stages[i - 1].key();
     runs.push_back(is_known ? runs.back() : run_of(*from, stages[i]));
     before = from;
   }
@@ -153,8 +152,8 @@ std::vector<StageRun> ranks_of(const HybridJob& job,
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const StageRun& run = runs[i];
     StageRun& rank = ranks[i % ranks.size()];
-    rank.forward_s += run.forward_s;
-    rank.backward_s += run.backward_s;
+    rank.forward.s += run.forward.s;
+    rank.backward.s += run.backward.s;
     rank.busy_s += run.busy_s;
     rank.optimizer_s += run.optimizer_s * own_share(job, run);
     rank.parameters += run.parameters;
@@ -189,17 +188,11 @@ std::vector<BlockCounts> blocks_of_stages(const HybridJob& job) {
 
 const std::vector<BlockPart>& block_of_kind(const HybridJob& job,
                                             bool is_dense) {
-  auto key = std::make_tuple(job.sizes.key(), is_dense);
-  static std::map<decltype(key), std::vector<BlockPart>> known;
-  const auto [found, is_new] = known.try_emplace(std::move(key));
-  if (is_new) {
+  return once_for(std::tuple(job.sizes.key(), is_dense), [&] {
     const auto& model = job.sizes.model;
-    found->second =
-        model == nullptr
-            ? block_table(decoder_of(job.sizes, 1)).parts()
-            : block_table(*model, is_dense ? 0 : model->n_layer - 1).parts();
-  }
-  return found->second;
+    if (model == nullptr) return block_table(decoder_of(job.sizes, 1)).parts();
+    return block_table(*model, is_dense ? 0 : model->n_layer - 1).parts();
+  });
 }
 
 const BlockPart& attention_of(const HybridJob& job) {
@@ -265,7 +258,7 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
     if (!job.offloads) return 0.0;
     return costs.host_copy(elements / job.replicas() * job.element()).seconds;
   };
-  const double forward = run.forward_s, backward = run.backward_s;
+  const double forward = run.forward.s, backward = run.backward.s;
   const double reduce = std::max(scatter(block), copy(block));
   // A table of the head's own travels beside the blocks' computation; no message
   // has no latency

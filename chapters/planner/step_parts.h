@@ -1,16 +1,19 @@
 #pragma once
 
 // Parts of a step's prediction: the ranks of its groups, the work of each rank
-// of the pipeline, the messages of ZeRO, and the bytes of all messages.
+// of the pipeline, the buckets of gradients, the messages of ZeRO, its run on
+// shapes, and the bytes of all messages.
 
 #include <algorithm>
-#include <map>
+#include <array>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "chapters/common/models/block.h"
 #include "chapters/common/pipeline/schedule.h"
 #include "chapters/planner/step.h"
+#include "core/device.h"
 #include "sim/cost_model.h"
 
 namespace shardbook::planner {
@@ -20,30 +23,26 @@ class Ranks {
  public:
   /// Groups are those of the first rank of this rank of the pipeline.
   explicit Ranks(const HybridJob& job, int pp_rank = 0)
-      : tp_(job.layout.tp),
-        cp_(job.layout.cp),
-        ep_(job.layout.ep),
-        replicas_(job.replicas()),
-        first_(at_stage(pp_rank)),
-        is_own_(job.sizes.has_own_experts()) {}
+      : job_(job), tp_(job.layout.tp), first_(at_stage(pp_rank)) {}
   std::vector<int> of_tp() const { return every(1, tp_); }
   /// The ranks with the same parameters.
-  std::vector<int> of_replicas() const { return every(tp_, replicas_); }
+  std::vector<int> of_replicas() const { return every(tp_, job_.replicas()); }
   /// Those with the same experts.
   std::vector<int> of_experts() const {
-    if (!is_own_) {
-      const int stride = std::max(ep_, tp_);
-      return every(stride, std::max(1, tp_ * replicas_ / stride));
+    const int ep = job_.layout.ep, tp_cp = tp_ * job_.layout.cp;
+    if (!job_.sizes.has_own_experts()) {
+      const int stride = std::max(ep, tp_);
+      return every(stride, std::max(1, tp_ * job_.replicas() / stride));
     }
     // All of tp and cp, and every ep-th replica
     std::vector<int> ranks;
-    for (const int first : every(tp_ * cp_ * ep_, replicas_ / cp_ / ep_)) {
-      for (int i = 0; i < tp_ * cp_; ++i) ranks.push_back(first + i);
+    for (const int first : every(tp_cp * ep, job_.dp / ep)) {
+      for (int i = 0; i < tp_cp; ++i) ranks.push_back(first + i);
     }
     return ranks;
   }
   /// The rank of a stage in the first pipeline.
-  int at_stage(int stage) const { return stage * tp_ * replicas_; }
+  int at_stage(int stage) const { return stage * tp_ * job_.replicas(); }
 
  private:
   std::vector<int> every(int stride, int count) const {
@@ -52,8 +51,8 @@ class Ranks {
     return ranks;
   }
 
-  int tp_, cp_, ep_, replicas_, first_;
-  bool is_own_;
+  const HybridJob& job_;
+  int tp_, first_;
 };
 
 /// The place in a node from which `count` devices have the same links, and leave the
@@ -126,6 +125,23 @@ double largest_matrix(const HybridJob& job, double block);
 /// The page on the messages inside the layers, or on their gaps.
 const char* page_of_layers(const HybridJob& job);
 
+/// Parameters that travel in one message.
+struct SentBucket {
+  double elements = 0;
+  std::vector<double> parameters;  ///< elements of each
+  bool is_expert = false, is_whole = false, is_partial = false, is_tied = false;
+  auto kind() const {
+    return std::tie(is_expert, is_whole, is_partial, is_tied);
+  }
+};
+
+/// Of a rank of the pipeline, in the order in which they leave. `runs`: all stages.
+std::vector<SentBucket> buckets_of(const HybridJob& job,
+                                   const std::vector<StageRun>& runs, int rank);
+/// Whether two ranks have stages of the same parts.
+bool has_stages_of(const HybridJob& job, const std::vector<StageRun>& runs,
+                   int rank, int other);
+
 /// Seconds of a collective over `ranks` in buckets, one after another.
 double in_buckets(const sim::CostModel& costs, CommOp op, double bytes,
                   double bucket_bytes, const std::vector<int>& ranks);
@@ -136,6 +152,24 @@ double zero_seconds(const HybridJob& job, const sim::CostModel& costs,
 /// Seconds of gradients to the host, Adam on `elements`, and parameters back.
 double update_on_host_seconds(const HybridJob& job, const sim::CostModel& costs,
                               double elements);
+/// Bytes by MemoryKind.
+using BytesByKind = std::array<double, kNumMemoryKinds>;
+
+/// ZeRO-2 and -3 of the hybrid chapter, run by itself on shapes for a model of few
+/// blocks. A model of more blocks, and a step of more micro-batches, add equally
+/// much for each.
+struct ZeroRun {
+  double step_s = 0;
+  /// Of a micro-batch its forward, and all of it.
+  double forward_s = 0, each_s = 0;
+  BytesByKind peak{};  ///< at the fullest moment
+};
+
+/// Stages 2 and 3 without offload. Throws Error where the chapter refuses the job.
+/// Cost: two steps of a few blocks, and of one more, once for all jobs that differ in
+/// blocks and micro-batches alone.
+ZeroRun zero_run(const HybridJob& job);
+
 /// What a rank sends in a step over one kind of link, for one purpose.
 struct SentTerm {
   const char* what;

@@ -1,8 +1,7 @@
-#include "chapters/planner/zero_run.h"
+#include "chapters/planner/step_parts.h"
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <tuple>
@@ -10,7 +9,6 @@
 
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "chapters/planner/on_shapes.h"
-#include "chapters/planner/step_parts.h"
 #include "comm/device_mesh.h"
 #include "core/context.h"
 #include "sim/virtual_clock.h"
@@ -28,6 +26,16 @@ using Peaks = std::array<BytesByKind, kUpdate + 1>;
 double total(const BytesByKind& bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), 0.0);
 }
+
+/// A step of one or two micro-batches.
+struct ShortRun {
+  double seconds = 0;
+  /// Of the first forward, and of a micro-batch.
+  double forward_s = 0, each_s = 0;
+  double host_s =
+      0;  ///< in which the host issues work, and does not wait to read
+  Peaks peaks{};
+};
 
 /// Watches two steps: counts the operations of the first, and takes the peaks of
 /// the parts of the second. The host reads a loss between a forward and its
@@ -59,15 +67,10 @@ class WatchParts : public Observer {
     host_s_ = last_host_s_ = 0;
     reset();
   }
-  const Peaks& peaks() {
+  ShortRun end(double seconds) {
     end_part();
-    return peaks_;
+    return {seconds, reads_[0].s, reads_[1].s - reads_[0].s, host_s_, peaks_};
   }
-  /// Seconds of the first forward, and of a micro-batch.
-  double forward_s() const { return reads_[0].s; }
-  double each_s() const { return reads_[1].s - reads_[0].s; }
-  /// Seconds in which the host issues work, and does not wait to read.
-  double host_s() const { return host_s_; }
 
  private:
   struct Read {
@@ -85,10 +88,9 @@ class WatchParts : public Observer {
                                                           : 2);
   }
   void end_part() {
-    const MemoryStats memory = RankContext::current().device.memory();
+    const auto at_peak = RankContext::current().device.memory().at_peak_by_kind;
     BytesByKind most;
-    std::copy(memory.at_peak_by_kind.begin(), memory.at_peak_by_kind.end(),
-              most.begin());
+    std::copy(at_peak.begin(), at_peak.end(), most.begin());
     BytesByKind& so_far = peaks_[static_cast<std::size_t>(part_)];
     if (total(most) > total(so_far)) so_far = most;
     reset();
@@ -100,12 +102,6 @@ class WatchParts : public Observer {
   bool has_read_ = false;
   std::vector<Read> reads_;
   Peaks peaks_{};
-};
-
-/// A step of one or two micro-batches.
-struct ShortRun {
-  double seconds = 0, forward_s = 0, each_s = 0, host_s = 0;
-  Peaks peaks{};
 };
 
 std::int64_t few_micro_batches(const HybridJob& job) {
@@ -147,10 +143,8 @@ ShortRun run_rank(const Options& options, const hybrid::HybridOptions& setup,
   sim::VirtualClock& clock = *sim::VirtualClock::current();
   clock.begin_steps();
   strategy.step(1);
-  const double seconds = clock.now_s();
   RankContext::current().remove_observer(watch);
-  return {seconds, watch->forward_s(), watch->each_s(), watch->host_s(),
-          watch->peaks()};
+  return watch->end(clock.now_s());
 }
 
 /// Of a model of `few` blocks, and of one of `more`.
@@ -177,14 +171,11 @@ ShortRuns run_short(const HybridJob& job, std::int64_t few, std::int64_t more) {
 
 const ShortRuns& known_short(const HybridJob& job, std::int64_t few,
                              std::int64_t more) {
-  auto key =
+  const auto key =
       std::make_tuple(job.cluster.name, job.cluster.device.sustained,
                       job.sizes.key(), job.layout.key(), job.dp, job.zero_stage,
                       job.bucket_bytes, few_micro_batches(job), few, more);
-  static std::map<decltype(key), ShortRuns> known;
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known[key] = run_short(job, few, more);
+  return once_for(key, [&] { return run_short(job, few, more); });
 }
 
 }  // namespace

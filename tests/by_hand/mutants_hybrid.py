@@ -46,8 +46,8 @@ hybrid("update.cpp", "if (bucket.is_partial) {", "if (false) {",
 hybrid("update.cpp",
        'bucket.data->all_gather(bucket.flat, bucket.own, "parameters").wait()',
        "void()", "HybridReplicas.*")
-hybrid("update.cpp", "optimizer_->step_one(i, buckets_[i].grad, factor)",
-       "optimizer_->step_one(i, buckets_[i].grad, 1.0)", "HybridBuckets.OfAny*")
+hybrid("update.cpp", "optimizer_->step_one(i++, grad, factor)",
+       "optimizer_->step_one(i++, grad, 1.0)", "HybridBuckets.OfAny*")
 # Experts of all sizes are summed over tp as if their tokens were cut
 hybrid("hybrid_layers.cpp", "!is_whole(name) || moe::is_expert(name)",
        "!is_whole(name)", EXPERTS)
@@ -113,9 +113,9 @@ common = folder("chapters/common/pipeline", "hybrid")
 common("pipeline_engine.cpp", "std::none_of(now + 1, list.end(),",
        "std::none_of(list.begin(), now,", OVERLAP)
 # Sent with the first of two gradients of the tied embedding
-hybrid("full_buckets.cpp", "if (gradients_.is_last_use(parameter)) num",
+hybrid("update.cpp", "if (gradients_.is_last_use(parameter)) num",
        "num", OVERLAP)
-hybrid("full_buckets.cpp", "filled_[a] < filled_[b]", "a < b", OVERLAP)
+hybrid("update.cpp", "filled_[a] < filled_[b]", "a < b", OVERLAP)
 hybrid("update.cpp", "if (setup.overlap_grad_reduce) kind.stage = stage;", "",
        OVERLAP)
 # What is sent is not the gradient that the optimizer reads

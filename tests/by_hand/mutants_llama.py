@@ -276,8 +276,8 @@ plans("step_memory.cpp", "parameters * bytes / sum", "parameters * bytes",
 plans("explain.cpp", "return a.more() < b.more();", "return a.here < b.here;",
       "PlannerExplain.TheNext*")
 # No work goes back behind a last gradient of weights
-plans("pipeline_time.cpp", "(job.is_zero_bubble ? 0 : first.backward.ahead.device_s)",
-      "first.backward.ahead.device_s", "*PlannerBounds.*")
+plans("pipeline_time.cpp", "(job.is_zero_bubble ? 0 : first.backward.device_s)",
+      "first.backward.device_s", "*PlannerBounds.*")
 
 # Experts: those of a rank of ep, with the ranks that have the same ones
 plans("step_memory.cpp", "zero::model_states(zero_stage, experts, copies, bytes)",
@@ -293,7 +293,7 @@ plans("plan.cpp", "static_cast<double>(part.experts) / job.layout.ep",
 # Activations bound memory; a schedule is judged once, a long one not made
 plans("plan.cpp", "of_first.total() + kept", "of_first.total() + 2 * kept",
       "All/PlannerBounds*:PlannerSearch*")
-plans("space.cpp", "{setup.schedule, setup.pp, setup.chunks, setup.micro_batches}",
+plans("search.cpp", "{setup.schedule, setup.pp, setup.chunks, setup.micro_batches}",
       "{setup.schedule, setup.pp, 0, 0}", "Planner*")
 
 # --- What trains --------------------------------------------------------------------
@@ -301,16 +301,16 @@ plans("space.cpp", "{setup.schedule, setup.pp, setup.chunks, setup.micro_batches
 software = folder("sim", "sim")
 plans("pipeline_time.cpp", "if (job_.waits_for_messages) to.device_s += messages_[rank];",
       "", "HybridStep.MayWait*")
-plans("pipeline_time.cpp", "rank.host_s += each.ahead.host_s;", "", "RandomPlans.*")
+plans("pipeline_time.cpp", "rank.host_s += each.host_s;", "", "RandomPlans.*")
 plans("pipeline_time.cpp",
       "ranks_[rank].host_s = ranks_[rank].device_s;  // it reads the loss", "",
       "RandomPlans.*")
-plans("pipeline_time.cpp", "b == 0 ? times.first_input", "b < 0 ? times.first_input",
-      "RandomPlans.*")
+plans("pipeline_time.cpp", "b == 0 ? times.first_backward_input",
+      "b < 0 ? times.first_backward_input", "RandomPlans.*")
 plans("pipeline_time.cpp", "rings / all", "0 * rings / all", "RandomPlans.*")
-plans("rank_update.cpp", "sums_apart_(job.layout.ep > 1 || job.layout.tp > 1)",
-      "sums_apart_(true)", "RandomPlans.*")
-plans("rank_update.cpp", ": kernel(\"copy\", 2 * bytes)", ": 0.0", "RandomPlans.*")
+plans("step.cpp", "sums_apart = job.layout.ep > 1 || job.layout.tp > 1;",
+      "sums_apart = true;", "RandomPlans.*")
+plans("step.cpp", ": kernel(\"copy\", 2 * bytes)", ": 0.0", "RandomPlans.*")
 plans("stage.cpp", "choices % experts != 0", "choices % experts < 0",
       "PlannerPrediction.TheSlowest*")
 plans("step.cpp", "StageParts parts = stages[i];",
@@ -323,8 +323,8 @@ plans("step_parts.cpp", "if (place == 0) return cluster;", "return cluster;",
       "RandomPlans.*")
 plans("zero_run.cpp", "times * (of_more - of_few)", "(of_more - of_few)",
       "RandomPlans.*")
-plans("composed_stage.cpp", "further * (*both[i] - *sums[i])",
-      "(*both[i] - *sums[i])", "RandomPlans.*")
+plans("composed_stage.cpp", "blocks * (*more[i] - *few[i])",
+      "(*more[i] - *few[i])", "RandomPlans.*")
 plans("step.cpp", "job.offloads && job.is_of_chapter()", "false",
       "PlannerSearch.AnOffload*")
 plans("llama_block.cpp", "index % 2 == 0)) {", "index % 2 == 2)) {", "LlamaBlock*")

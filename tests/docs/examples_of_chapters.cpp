@@ -50,7 +50,6 @@
 #include "chapters/pictures/plot.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "chapters/planner/answer.h"
-#include "chapters/planner/confirm.h"
 #include "chapters/programs/programs.h"
 #include "chapters/programs/sweep.h"
 #include "comm/device_mesh.h"

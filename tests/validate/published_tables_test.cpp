@@ -12,7 +12,7 @@
 #include "bench/validate/jobs.h"
 #include "bench/validate/table_rows.h"
 #include "bench/validate/validation.h"
-#include "chapters/planner/measured.h"
+#include "chapters/planner/plan_report.h"
 #include "tests/support/files.h"
 #include "tests/support/widths.h"
 #include "tests/validate/validate_support.h"

@@ -1,6 +1,6 @@
 // Running statistics of batch norms: every replica has one device's.
 
-#include "chapters/14_hybrid_3d/batch_statistics.h"
+#include "chapters/14_hybrid_3d/hybrid_strategy.h"
 #include "tests/chapters/14_hybrid_3d/image_support.h"
 
 namespace shardbook::hybrid {

@@ -1,7 +1,7 @@
 // Buckets that leave while backward goes on: when they leave, once per step,
 // with the numbers of sums at the end.
 
-#include "chapters/14_hybrid_3d/full_buckets.h"
+#include "chapters/14_hybrid_3d/update.h"
 #include "tests/chapters/14_hybrid_3d/hybrid_support.h"
 #include "tests/support/sanitized.h"
 

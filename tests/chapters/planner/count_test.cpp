@@ -10,7 +10,6 @@
 #include "chapters/common/models/models.h"
 #include "chapters/common/run/kept.h"
 #include "chapters/planner/answer.h"
-#include "chapters/planner/confirm.h"
 #include "tests/support/errors.h"
 
 namespace shardbook::planner {

@@ -1,6 +1,6 @@
 // The parts of a plan's memory and time: they add up to what the plan prints.
 
-#include "chapters/planner/explain.h"
+#include "chapters/planner/plan_report.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "chapters/planner/answer.h"
-#include "chapters/planner/confirm.h"
 #include "tests/chapters/planner/planner_support.h"
 #include "tests/support/errors.h"
 #include "tests/support/sanitized.h"

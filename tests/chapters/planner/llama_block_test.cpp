@@ -45,24 +45,24 @@ TEST(LlamaBlock, ComputesEverySecondProductAgain) {
     const StageRun plain = run_blocks(job, 3);
     job.layout.recompute = Recompute::kEverySecondProduct;
     const StageRun selective = run_blocks(job, 3);
-    EXPECT_EQ(selective.forward_s, plain.forward_s);
+    EXPECT_EQ(selective.forward.s, plain.forward.s);
     const double output = tp == 1 ? kHidden * kHidden : 0;
     const double again =
         3 * 2 * kRows * (kHidden * kKeys + output + kHidden * kMlp) / tp;
-    expect_time(selective.backward_s, plain.backward_s + again / kRate);
+    expect_time(selective.backward.s, plain.backward.s + again / kRate);
     job.layout.recompute = Recompute::kBlocks;
-    EXPECT_GT(run_blocks(job, 3).backward_s, 1.1 * selective.backward_s);
+    EXPECT_GT(run_blocks(job, 3).backward.s, 1.1 * selective.backward.s);
   }
 }
 
 // Of three blocks, the first and the last.
 TEST(LlamaBlock, ComputesEverySecondBlockAgain) {
   HybridJob job = llama_job("textbook");
-  const double plain = run_blocks(job, 3).backward_s;
+  const double plain = run_blocks(job, 3).backward.s;
   job.layout.recompute = Recompute::kBlocks;
-  const double all = run_blocks(job, 3).backward_s;
+  const double all = run_blocks(job, 3).backward.s;
   job.layout.recompute = Recompute::kEverySecondBlock;
-  expect_time(run_blocks(job, 3).backward_s, plain + 2 * (all - plain) / 3);
+  expect_time(run_blocks(job, 3).backward.s, plain + 2 * (all - plain) / 3);
 }
 
 TEST(LlamaBlock, HasNoMemoryForEverySecondProduct) {
@@ -100,9 +100,9 @@ TEST(LlamaBlock, ReadsAndWritesQueriesAndKeysOnceMoreToNormalise) {
   job.sizes.normalizes_heads = true;
   const StageRun normal = run_blocks(job, 2);
   const double bytes = 2 * 8 * kRows * 8 * (kHidden + kKeys);
-  EXPECT_NEAR(normal.forward_s - plain.forward_s, 2 * streamed(job, 2 * bytes),
+  EXPECT_NEAR(normal.forward.s - plain.forward.s, 2 * streamed(job, 2 * bytes),
               1e-9);
-  EXPECT_NEAR(normal.backward_s - plain.backward_s,
+  EXPECT_NEAR(normal.backward.s - plain.backward.s,
               2 * streamed(job, 3 * bytes), 1e-9);
 }
 
@@ -129,9 +129,9 @@ TEST(LlamaBlock, ReadsOnceMoreForTheMaximumOfAScale) {
     }
     return 2 * seconds;
   };
-  EXPECT_NEAR(current.forward_s - delayed.forward_s,
+  EXPECT_NEAR(current.forward.s - delayed.forward.s,
               reads({kHidden, kHidden, kHidden, kMlp}), 1e-9);
-  EXPECT_NEAR(current.backward_s - delayed.backward_s,
+  EXPECT_NEAR(current.backward.s - delayed.backward.s,
               reads({kHidden + 2 * kKeys, kHidden, 2 * kMlp, kHidden}), 1e-9);
 }
 

@@ -11,11 +11,8 @@
 
 #include "chapters/common/models/counted_model.h"
 #include "chapters/planner/answer.h"
-#include "chapters/planner/confirm.h"
-#include "chapters/planner/explain.h"
 #include "chapters/planner/on_shapes.h"
 #include "chapters/planner/plan_report.h"
-#include "chapters/planner/rank_update.h"
 #include "chapters/planner/step_parts.h"
 #include "tests/chapters/common/llama_support.h"
 #include "tests/chapters/planner/planner_support.h"
@@ -167,7 +164,7 @@ TEST(PlannedAlone, ATokenMayTravelOncePerNode) {
   HybridJob job = job_of(request, plan);
   const auto messages = [&] {
     const StageRun run = run_blocks(job, 1);
-    return run.forward_s + run.backward_s - run.busy_s;
+    return run.forward.s + run.backward.s - run.busy_s;
   };
   const double for_each = messages();
   job.layout.sends_once_per_node = true;
@@ -192,8 +189,8 @@ TEST(PlannedAlone, StagesOfBothKindsAreComposed) {
     const StageRun run = run_stage(job.cluster, job.sizes, job.layout, parts);
     const StageRun made =
         composed_stage(job.cluster, job.sizes, job.layout, parts);
-    EXPECT_NEAR(made.forward_s / run.forward_s, 1, 1e-3);
-    EXPECT_NEAR(made.backward_s / run.backward_s, 1, 1e-3);
+    EXPECT_NEAR(made.forward.s / run.forward.s, 1, 1e-3);
+    EXPECT_NEAR(made.backward.s / run.backward.s, 1, 1e-3);
     EXPECT_EQ(made.parameters, run.parameters);
     EXPECT_EQ(made.expert_parameters, run.expert_parameters);
     EXPECT_EQ(made.kept_bytes, run.kept_bytes);

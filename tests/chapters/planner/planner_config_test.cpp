@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "chapters/15_engine/strategies.h"
-#include "chapters/planner/confirm.h"
+#include "chapters/planner/plan.h"
 #include "chapters/planner/plan_report.h"
 #include "tests/chapters/15_engine/choice_support.h"
 #include "tests/chapters/planner/planner_support.h"

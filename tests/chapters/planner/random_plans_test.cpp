@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "chapters/planner/confirm.h"
+#include "chapters/planner/plan.h"
 #include "tests/chapters/planner/planner_support.h"
 #include "tests/support/sanitized.h"
 

@@ -65,8 +65,8 @@ TEST(ExpertStage, TakesTheTimeOfItsProductsAndMessages) {
         2 * 2 * 2 * pairs(64) / kRate;
     const double messages = 2 * textbook::all_gather(ep, 2 * kTokens * 256 * 2);
     const StageRun run = run_blocks(job, 1);
-    expect_time(run.forward_s, forward + messages);
-    EXPECT_GT(run.backward_s, 2 * forward + messages);
+    expect_time(run.forward.s, forward + messages);
+    EXPECT_GT(run.backward.s, 2 * forward + messages);
   }
 }
 
@@ -82,17 +82,17 @@ TEST(ExpertStage, TensorParallelRanksSendTheirOwnTokens) {
       2 * own * (kRouter + 2 * kExpert) / kRate + 2 * 2 * pairs(64) / kRate +
       textbook::all_gather(2, whole) + textbook::reduce_scatter(2, whole) +
       2 * textbook::all_gather(4, 2 * own * 256 * 2);
-  expect_time(run_blocks(job, 1).forward_s, forward);
+  expect_time(run_blocks(job, 1).forward.s, forward);
 }
 
 TEST(ExpertStage, EverySecondBlockHasAWindow) {
   HybridJob job = job_with_experts();
-  const double all = run_blocks(job, 2).forward_s;
+  const double all = run_blocks(job, 2).forward.s;
   job.sizes.window = 8;
   const double saved = 2 * 2 * 2 * (pairs(64) - 4 * pairs(16)) / kRate;
-  EXPECT_NEAR(all - run_blocks(job, 2).forward_s, saved, 1e-9 * all);
-  EXPECT_NEAR(all - run_blocks(job, 3).forward_s,
-              2 * saved + all - run_blocks(job_with_experts(), 3).forward_s,
+  EXPECT_NEAR(all - run_blocks(job, 2).forward.s, saved, 1e-9 * all);
+  EXPECT_NEAR(all - run_blocks(job, 3).forward.s,
+              2 * saved + all - run_blocks(job_with_experts(), 3).forward.s,
               1e-9 * all);
 }
 
@@ -104,7 +104,7 @@ TEST(ExpertStage, GroupedProductsAreSlower) {
   job.sizes.seq = 4096;
   const auto forward = [&](double efficiency) {
     job.cluster.device.grouped_efficiency = efficiency;
-    return run_blocks(job, 1).forward_s;
+    return run_blocks(job, 1).forward.s;
   };
   const double whole = forward(1), half = forward(0.5) - whole;
   EXPECT_GT(half, 0.2 * whole);
@@ -120,19 +120,19 @@ TEST(ExpertStage, OneCopyPerNodeShortensTheMessagesBetweenNodes) {
   job.sizes.experts = 16;
   job.sizes.seq = 4096;
   job.layout.ep = 16;
-  const double all = run_blocks(job, 1).forward_s;
+  const double all = run_blocks(job, 1).forward.s;
   job.layout.sends_once_per_node = true;
-  const double once = run_blocks(job, 1).forward_s;
+  const double once = run_blocks(job, 1).forward.s;
   EXPECT_LT(once, all);
   HybridJob faster = job;
   faster.layout.sends_once_per_node = false;
   faster.cluster.network.bytes_per_s *= 1 / (1 - std::pow(0.5, 2));
-  EXPECT_DOUBLE_EQ(once, run_blocks(faster, 1).forward_s);
+  EXPECT_DOUBLE_EQ(once, run_blocks(faster, 1).forward.s);
   // Within a node nothing changes
   job.layout.ep = 8;
   faster = job;
   faster.layout.sends_once_per_node = false;
-  EXPECT_EQ(run_blocks(job, 1).forward_s, run_blocks(faster, 1).forward_s);
+  EXPECT_EQ(run_blocks(job, 1).forward.s, run_blocks(faster, 1).forward.s);
 }
 
 // Shared weights are summed over all replicas, experts over the replicas that

@@ -66,13 +66,13 @@ TEST(Layer, TakesTheTimeOfTensorParallelism) {
                             2.5 * x.k + x.c + std::max(x.c, sum);
     HybridJob job = layer.job();
     StageRun run = run_blocks(job, 1);
-    expect_time(run.forward_s, forward);
-    expect_time(run.first_backward_s, backward);
+    expect_time(run.forward.s, forward);
+    expect_time(run.first_backward.s, backward);
     // All of forward once more, messages included
     job.layout.recompute = Recompute::kBlocks;
     run = run_blocks(job, 1);
-    expect_time(run.forward_s, forward);
-    expect_time(run.first_backward_s, forward + backward);
+    expect_time(run.forward.s, forward);
+    expect_time(run.first_backward.s, forward + backward);
   }
 }
 
@@ -88,12 +88,12 @@ TEST(Layer, TakesTheTimeOfSequenceParallelism) {
     HybridJob job = layer.job();
     job.layout.cuts_tokens = true;
     StageRun run = run_blocks(job, 1);
-    expect_time(run.forward_s, x.all() + 2 * gather + 2 * scatter);
-    expect_time(run.first_backward_s, backward);
+    expect_time(run.forward.s, x.all() + 2 * gather + 2 * scatter);
+    expect_time(run.first_backward.s, backward);
     job.layout.recompute = Recompute::kAttention;
     run = run_blocks(job, 1);
-    expect_time(run.forward_s, x.all() + 2 * gather + 2 * scatter);
-    expect_time(run.first_backward_s, backward + x.k);
+    expect_time(run.forward.s, x.all() + 2 * gather + 2 * scatter);
+    expect_time(run.first_backward.s, backward + x.k);
   }
 }
 

@@ -1,7 +1,5 @@
 // Plans of models that the book counts and does not train.
 
-#include "chapters/planner/stand_in.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +10,6 @@
 #include <vector>
 
 #include "chapters/planner/answer.h"
-#include "chapters/planner/confirm.h"
 #include "tests/chapters/common/llama_support.h"
 #include "tests/support/errors.h"
 

@@ -71,7 +71,7 @@ TEST(HybridStep, RunsAsFastAsItsSlowestStage) {
   last.blocks = 2;
   last.has_head = true;
   const StageRun run = run_stage(job.cluster, job.sizes, job.layout, last);
-  EXPECT_NEAR(seconds(17) - seconds(16), run.forward_s + run.backward_s, 1e-9);
+  EXPECT_NEAR(seconds(17) - seconds(16), run.forward.s + run.backward.s, 1e-9);
 }
 
 TEST(HybridStep, HasSmallerBubblesWithMoreChunks) {
