@@ -1,6 +1,7 @@
 #include "chapters/planner/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -123,11 +124,7 @@ hybrid::HybridOptions chapter_options(const PlanRequest& request,
       balanced_blocks(request.base.layers, setup.pp * chunks);
   ++layers.front();  // the embedding
   ++layers.back();   // the head
-  setup.partition.clear();
-  for (const std::int64_t each : layers) {
-    setup.partition +=
-        (setup.partition.empty() ? "" : ",") + std::to_string(each);
-  }
+  setup.partition = fmt::format("{}", fmt::join(layers, ","));
   return setup;
 }
 

@@ -168,16 +168,11 @@ class Watch {
   Held peak() {
     const Held most = held_of(memory().at_peak_by_kind);
     restart();
-    return beside(most);
+    return most - before_;
   }
-  Held kept() const { return beside(held_of(memory().current_by_kind)); }
+  Held kept() const { return held_of(memory().current_by_kind) - before_; }
 
  private:
-  Held beside(const Held& held) const {
-    return {held.activations - before_.activations,
-            held.gradients - before_.gradients,
-            held.messages - before_.messages};
-  }
   static MemoryStats memory() { return RankContext::current().device.memory(); }
   static void restart() { RankContext::current().device.reset_peak_memory(); }
 

@@ -151,6 +151,10 @@ struct ParameterSizes {
 struct Held {
   double activations = 0, gradients = 0, messages = 0;
   double total() const { return activations + gradients + messages; }
+  Held operator-(const Held& other) const {
+    return {activations - other.activations, gradients - other.gradients,
+            messages - other.messages};
+  }
 };
 
 /// The fullest moments of a backward in each part of a stage.
