@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "chapters/common/run/kept.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "core/check.h"
 
@@ -61,10 +61,10 @@ void draw_sum(Figure& figure, const BlockValues& block) {
   figure.text(0, top + 14,
               fmt::format("{}: {:g}h per token", block.model, attention + mlp));
   const double middle = kWidth * attention;
-  figure.box({0, top + 20, middle, kBar}, "kind-activation");
+  figure.stack({0, top + 20, 0, kBar},
+               {{middle, "kind-activation"}, {kWidth * mlp, "weights"}});
   figure.text(3, top + 33, fmt::format("{:g}h for attention", attention),
               kWhite);
-  figure.box({middle, top + 20, kWidth * mlp, kBar}, "weights");
   figure.text(middle + 3, top + 33, fmt::format("{:g}h for the MLP", mlp),
               kWhite);
 }
@@ -284,12 +284,7 @@ std::string threshold() {
   plot.labels();
   plot.end(8000, 18 * kGiB, "least: 16 bytes for each parameter, 23.2 GiB",
            kBlack);
-  return plot.svg(fmt::format(
-      "f32 stays at {:.1f} GiB up to {:.0f} tokens and rises to {:.1f} at "
-      "{:.0f}. With recomputation it ends at {:.1f}, in pieces at {:.1f}, bf16 "
-      "at {:.1f}.",
-      plain[0].y / kGiB, plain[1].x, plain.back().y / kGiB, plain.back().x,
-      again.back().y / kGiB, pieces.back().y / kGiB, bf16.back().y / kGiB));
+  return plot.svg();
 }
 
 std::string trade() {

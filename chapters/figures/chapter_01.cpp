@@ -7,7 +7,7 @@
 
 #include "chapters/01_data_parallel/data_parallel_strategy.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/lanes.h"
 #include "core/autograd.h"
 #include "core/context.h"
@@ -105,12 +105,8 @@ std::string nine_steps() {
     for (const double side : {-1.0, 1.0}) {
       const double inner = kMain + kWidth / 2 + side * (kWidth / 2 + 5);
       const double outer = inner + side * 60;
-      const double tip = copy.is_to_main ? inner : outer;
-      const double back = (copy.is_to_main ? 1 : -1) * side * 7;
-      figure.line({{inner, middle}, {outer, middle}}, "copy", 2);
-      figure.line(
-          {{tip + back, middle - 4}, {tip, middle}, {tip + back, middle + 4}},
-          "copy", 2);
+      figure.arrow({copy.is_to_main ? outer : inner, middle},
+                   {copy.is_to_main ? inner : outer, middle}, "copy");
       figure.middle((inner + outer) / 2, middle - 5,
                     std::to_string(copy.elements));
     }
@@ -175,11 +171,7 @@ std::string hot_spot() {
   plot.curve(main, kOrange, "device 0");
   plot.curve(ring, kGreen, "a rank of a ring (DDP)");
   plot.curve(other, kBlue, "another device");
-  return plot.svg(
-      fmt::format("Device 0 sends {:.1f} GB with 2 devices and {:.1f} GB with "
-                  "8, a rank of a ring {:.1f} and {:.1f} GB.",
-                  main.front().y / kGB, main.back().y / kGB,
-                  ring.front().y / kGB, ring.back().y / kGB));
+  return plot.svg();
 }
 
 // --- When it pays -----------------------------------------------------------
@@ -210,9 +202,6 @@ std::string threshold() {
           {1024.0 * samples, seconds(1, batch) / seconds(devices, batch)});
     }
     plot.curve(speedups, stroke, fmt::format("{} devices", devices));
-    plot.describe(
-        fmt::format("{} devices: {:.2f} at 1024 tokens, {:.2f} at 16384",
-                    devices, speedups.front().y, speedups.back().y));
   }
   plot.mark(tokens, kPurple, fmt::format("inequality: {:.0f}", tokens));
   return plot.svg();
@@ -241,12 +230,7 @@ std::string devices() {
   plot.mark(ratio, kPurple, fmt::format("equal: {:.1f}", ratio), 40);
   plot.dotted_curve(data_parallel, kOrange, "DataParallel");
   plot.curve(ddp, kGreen, "DDP");
-  const Value fastest = least_of(data_parallel);
-  return plot.svg(
-      fmt::format("One device takes {:.0f} ms, {:.0f} devices {:.0f} ms, "
-                  "{:.0f} devices {:.0f} ms.",
-                  one / kMs, fastest.x, fastest.y / kMs, data_parallel.back().x,
-                  data_parallel.back().y / kMs));
+  return plot.svg();
 }
 
 // --- Memory -----------------------------------------------------------------
@@ -261,10 +245,8 @@ std::string memory() {
       "kind-optimizer_state: optimizer state", "kind-activation: activations"};
   std::vector<sim::MemorySample> fullest;
   for (const sim::RankGroup& group : view.groups) {
-    const auto& samples = group.timeline.memory;
-    fullest.push_back(*std::max_element(
-        samples.begin(), samples.end(),
-        [](const auto& a, const auto& b) { return a.total() < b.total(); }));
+    fullest.push_back(
+        std::ranges::max(group.timeline.memory, {}, &sim::MemorySample::total));
   }
   Figure figure(
       fmt::format("Device 0 needs {:.1f} times the memory of another\n"

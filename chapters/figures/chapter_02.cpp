@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_02 {
@@ -190,7 +190,6 @@ std::string rates() {
                        const std::string& name) {
     plot.curve(values, stroke,
                fmt::format("{:.2f}: {}", values.back().y, name));
-    plot.describe(fmt::format("{} ends at {:.2f}", name, values.back().y));
   };
   add(losses(8, 80, 0.01), kBlue, "8 per step, rate 0.01");
   add(losses(32, 20, 0.01), kOrange, "32 per step, rate 0.01");

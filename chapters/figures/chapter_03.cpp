@@ -6,7 +6,7 @@
 
 #include "chapters/03_zero_fsdp/zero/zero_memory.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_03 {

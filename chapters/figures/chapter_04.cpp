@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bench/validate/published_table.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_04 {

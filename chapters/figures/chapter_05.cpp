@@ -4,7 +4,7 @@
 
 #include "chapters/05_gpipe/gpipe_strategy.h"
 #include "chapters/common/pipeline/replay.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/layouts.h"
 
 namespace shardbook::figures::page_05 {
@@ -63,9 +63,7 @@ std::string pieces() {
   plot.dotted_curve(times, kBlue, "simulated");
   plot.mark(work / host, kPurple,
             fmt::format("equal at m = {:.1f}", work / host));
-  return plot.svg(fmt::format(
-      "{:.0f} ms for one micro-batch, {:.0f} ms for 16, {:.0f} ms for 48.",
-      times.front().y / 1e-3, times[4].y / 1e-3, times.back().y / 1e-3));
+  return plot.svg();
 }
 
 std::string threshold() {
@@ -91,9 +89,6 @@ std::string threshold() {
                        stroke.color, 1.5, "4 3");
     plot.dots({{bound, kShare}}, stroke);
     plot.text(bound, kShare, fmt::format("m = {:g}", bound), stroke, {6, -8});
-    plot.describe(
-        fmt::format("{} stages idle for {:.0f} % with one, {:.1f} % with 32",
-                    stages, 100 * shares.front().y, 100 * shares.back().y));
   }
   return plot.svg();
 }

@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <functional>
+#include <map>
 
 #include "chapters/06_1f1b/schedules.h"
 #include "chapters/common/pipeline/replay.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/layouts.h"
 
 namespace shardbook::figures::page_06 {
@@ -122,60 +122,34 @@ std::string hidden() {
   plot.curve(narrow, kOrange, "ZB-H1, h = 256");
   plot.curve(one, kGray, "1F1B, h = 768");
   plot.dotted_curve(zero, kBlue, "ZB-H1, h = 768");
-  std::string details;
-  for (const Value& value : zero) {
-    details += fmt::format("{:g} tokens: {:.1f} %. ", value.x, 100 * value.y);
-  }
-  return plot.svg("ZB-H1 with h = 768 idles for: " + details);
+  return plot.svg();
 }
 
 // PipeDream's lists, and below each action the version of the weights that it
 // reads.
 std::string versions() {
-  constexpr int kRanks = 4, kMiniBatches = 8;
-  constexpr double kBegin = 60, kUnit = 23, kRow = 22;
-  const pipeline::Schedule schedule =
-      pipeline::schedules::pipedream(kRanks, kMiniBatches);
-  const pipeline::Replay replay = pipeline::replay(schedule);
-  const std::vector<pipeline::VersionRecord> records =
-      pipeline::versions(schedule);
-  const auto version = [&](int stage, int j) {
-    const auto found =
-        std::find_if(records.begin(), records.end(), [&](const auto& one) {
-          return one.stage == stage && one.micro_batch == j;
-        });
-    return found->read;
-  };
-  Figure figure(
-      "Forward and backward of a mini-batch read the same version of the "
-      "weights\nThe first 8 mini-batches. In the boxes: the mini-batch. Below "
-      "them: the version that is read. Every backward ends with an update.",
-      kBegin + kUnit * replay.makespan + 10);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const double y = figure.add_row(kRow + 24);
-    figure.text(0, y + 15, fmt::format("rank {}", rank));
-    figure.text(0, y + kRow + 13, "version", kMuted);
-    figure.box({kBegin, y, kUnit * replay.makespan, kRow}, "empty");
-    for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
-      const pipeline::Action& action = schedule.actions[rank][i];
-      const pipeline::Span& span = replay.spans[rank][i];
-      const double x = kBegin + kUnit * span.begin;
-      const double width = kUnit * (span.end - span.begin) - 1;
-      if (action.kind == pipeline::ActionKind::kUpdate) continue;
-      const bool is_forward = action.kind == pipeline::ActionKind::kForward;
-      figure.box({x, y, width, kRow}, is_forward ? "forward" : "backward",
-                 std::to_string(action.micro_batch));
-      figure.middle(x + width / 2, y + kRow + 13,
-                    std::to_string(version(rank, action.micro_batch)),
-                    is_forward ? "forward" : "backward");
-    }
-  }
-  figure.axis(kBegin, kBegin + kUnit * replay.makespan, replay.makespan,
-              {"units", 1}, "time");
-  figure.legend({"forward", "backward", "empty: idle"});
-  return figure.svg(
+  NamedSchedule one = {
       "Mini-batch j reads version max(0, j - 3) on rank 0 and version j on "
-      "rank 3.");
+      "rank "
+      "3",
+      pipeline::schedules::pipedream(/*num_ranks=*/4, /*mini_batches=*/8)};
+  one.replay = pipeline::replay(one.schedule);
+  std::map<std::pair<int, int>, int> read;  // by stage and mini-batch
+  for (const auto& record : pipeline::versions(one.schedule)) {
+    read[{record.stage, record.micro_batch}] = record.read;
+  }
+  one.below = [&](int rank, const pipeline::Action& action) {
+    const bool is_update = action.kind == pipeline::ActionKind::kUpdate;
+    return is_update ? "" : std::to_string(read[{rank, action.micro_batch}]);
+  };
+  return schedules(
+             "Forward and backward of a mini-batch read the same version of "
+             "the "
+             "weights\nThe first 8 mini-batches. In the boxes: the mini-batch. "
+             "Below them: the version that is read. Every backward ends with "
+             "an update.",
+             {one})
+      .svg;
 }
 
 std::vector<PageFigure> all() {

@@ -8,7 +8,7 @@
 #include "chapters/07_tensor_parallel/mappings.h"
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "comm/launch.h"
 #include "core/ops.h"
 
@@ -238,8 +238,6 @@ std::string threshold() {
     const auto shares = exposed_shares(each.cluster, each.ranks, 8, widths);
     plot.mark(each.width, each.stroke, fmt::format("{:.0f}", each.width));
     plot.curve(shares, each.stroke, each.name);
-    plot.describe(fmt::format("{}: from {:.0f} % to {:.0f} %", each.name,
-                              100 * shares.front().y, 100 * shares.back().y));
     // Four times the tokens
     if (each.cluster == std::string("textbook")) {
       plot.dots(exposed_shares(each.cluster, each.ranks, 32, widths),

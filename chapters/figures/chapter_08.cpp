@@ -7,7 +7,7 @@
 
 #include "chapters/08_tensor_parallel_2d/products.h"
 #include "chapters/08_tensor_parallel_2d/summa_strategy.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 
@@ -108,21 +108,10 @@ std::string frames() {
       "travel, and each block of Y has one term more.");
 }
 
-// Where each rank is in its row, and in its column.
-std::vector<std::pair<int, int>> places_in_groups() {
-  std::vector<std::pair<int, int>> all(kSide * kSide);
-  run_ranks(kSide * kSide, [&](ProcessGroup& world) {
-    DeviceMesh mesh(world, summa::square(kSide));
-    const summa::Grid grid = summa::grid_of(mesh);
-    all[world.rank()] = {grid.row->rank(), grid.col->rank()};
-  });
-  return all;
-}
-
 std::string trap() {
   constexpr int kOwn = 5;  // rank (1, 2)
   constexpr double kWide = 84, kHigh = 64, kLeft = 44;
-  const auto places = places_in_groups();
+  const Topology square = summa::square(kSide);
   const summa::Place own = summa::place_of(kOwn, kSide);
   Figure figure(
       fmt::format("A rank's number in ROW is its column j, in COL its row i\n"
@@ -157,8 +146,8 @@ std::string trap() {
                     in_row || in_col ? kWhite : kInk);
     };
     text("rank {}", rank);
-    if (in_row) text("{} in ROW", places[rank].first);
-    if (in_col) text("{} in COL", places[rank].second);
+    if (in_row) text("{} in ROW", square.coordinate(rank, "row"));
+    if (in_col) text("{} in COL", square.coordinate(rank, "col"));
   }
   const double right = kLeft + kSide * kWide + 10;
   const double row = top + kHigh * own.i + kHigh / 2;
@@ -206,10 +195,6 @@ double least_tokens(int q) { return 36.0 / (8 * q - 13); }
 Plot shares_plot(const std::string& title, double width,
                  const std::string& name, const Column& column,
                  const std::vector<Case>& cases) {
-  const auto fraction = [](double mark) {
-    return mark < 1 ? fmt::format("1/{:.0f}", 1 / mark)
-                    : fmt::format("{:.0f}", mark);
-  };
   Plot plot(title, {34, width, 250, 500},
             logarithmic("tokens over the width, bs/h", 0.25, 32),
             logarithmic(name, 0.25, 8, {}, fraction));

@@ -3,12 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "chapters/08_tensor_parallel_2d/bill.h"
 #include "chapters/09_tensor_parallel_2p5d/tesseract.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 
 namespace shardbook::figures::page_09 {
 
@@ -175,8 +176,6 @@ std::string threshold() {
         "--seq", {32, 64, 128, 192, 256, 320, 384, 512},
         [](const Report& report) { return sent_bytes(report) / kSteps; }, 16);
     plot.curve(values, stroke, name);
-    plot.describe(fmt::format("{}: from {:.2f} to {:.2f} GiB", name,
-                              values.front().y / kGiB, values.back().y / kGiB));
   }
   return plot.svg();
 }
@@ -197,7 +196,7 @@ std::string depths() {
       values.push_back({d, sent(std::sqrt(64 / d), d, x)});
     }
     plot.curve(values, stroke, name);
-    plot.dots({least_of(values)}, stroke);
+    plot.dots({std::ranges::min(values, {}, &Value::y)}, stroke);
   }
   return plot.svg();
 }

@@ -7,9 +7,21 @@
 
 #include "chapters/10_tensor_parallel_3d/cube.h"
 #include "chapters/10_tensor_parallel_3d/tensor_parallel_comparison.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 
 namespace shardbook::figures::page_10 {
+
+// Lines between the corners of a cube that are `at` places of 0 and 1.
+template <typename At>
+void draw_edges(Figure& figure, const At& at, const std::string& dashes = "") {
+  for (const int a : {0, 1}) {
+    for (const int b : {0, 1}) {
+      figure.line({at(0, a, b), at(1, a, b)}, kMuted, 1, dashes);
+      figure.line({at(a, 0, b), at(a, 1, b)}, kMuted, 1, dashes);
+      figure.line({at(a, b, 0), at(a, b, 1)}, kMuted, 1, dashes);
+    }
+  }
+}
 
 // A box of the product's cube of M x K x N multiplications, drawn from the front
 // and above: rows i go down, columns j to the right, inner k into the picture.
@@ -29,13 +41,9 @@ class Solid {
     figure_.line(d, kInk);
   }
   void outline() {
-    for (const double a : {0.0, 1.0}) {
-      for (const double b : {0.0, 1.0}) {
-        figure_.line({at(0, a, b), at(1, a, b)}, kMuted, 1, "2 3");
-        figure_.line({at(a, 0, b), at(a, 1, b)}, kMuted, 1, "2 3");
-        figure_.line({at(a, b, 0), at(a, b, 1)}, kMuted, 1, "2 3");
-      }
-    }
+    draw_edges(
+        figure_, [this](double i, double j, double k) { return at(i, j, k); },
+        "2 3");
   }
   // The front lower left corner is that of the whole; X at the right, W above,
   // Y in front.
@@ -131,13 +139,7 @@ std::string cube() {
     return Point{34 + kEdge * i + kSlant * j,
                  top + 112 - kEdge * k - 0.6 * kSlant * j};
   };
-  for (int a = 0; a < 2; ++a) {
-    for (int b = 0; b < 2; ++b) {
-      figure.line({at(0, a, b), at(1, a, b)}, kMuted);
-      figure.line({at(a, 0, b), at(a, 1, b)}, kMuted);
-      figure.line({at(a, b, 0), at(a, b, 1)}, kMuted);
-    }
-  }
+  draw_edges(figure, at);
   figure.line({at(i, j, k), at(1 - i, j, k)}, kOrange.color, 5);
   figure.line({at(i, j, k), at(i, 1 - j, k)}, kBlue.color, 5);
   figure.line({at(i, j, k), at(i, j, 1 - k)}, kGreen.color, 5);
@@ -169,8 +171,8 @@ std::string cube() {
 std::vector<Value> shares_of_1d(const cube::Comparison& all, cube::Kind kind,
                                 int ranks) {
   const auto sent = [&](cube::Kind kind) {
-    const auto found = std::find_if(
-        all.ways.begin(), all.ways.end(), [&](const cube::Compared& each) {
+    const auto found =
+        std::ranges::find_if(all.ways, [&](const cube::Compared& each) {
           return each.way.ranks == ranks && each.way.kind == kind;
         });
     return found->costs;
@@ -195,19 +197,15 @@ std::string threshold() {
   layer.tokens_over_h.clear();
   for (double x = 1.0 / 12; x <= 16; x *= 2) layer.tokens_over_h.push_back(x);
   const cube::Comparison all = cube::compare(options, layer);
-  const auto text = [](double value) {
-    return value < 1 ? fmt::format("1/{:.0f}", 1 / value)
-                     : fmt::format("{:.0f}", value);
-  };
   const std::vector<double> marks = {0.125, 0.25, 0.5, 1, 2, 4, 8};
   Plot plot(
       "From bs = 3h/(q² + q − 3) on, 3D sends less than 1D\n"
       "Vertical lines: this point on 64, 27 and 8 ranks",
       {34, 386, 250, 500},
       logarithmic("tokens over the width, bs/h", 1.0 / 12, 32.0 / 3, marks,
-                  text),
+                  fraction),
       logarithmic("bytes sent, over those of 1D on as many ranks", 0.125, 8,
-                  marks, text));
+                  marks, fraction));
   plot.curve({{1.0 / 12, 1}, {32.0 / 3, 1}}, kGray, "1D");
   struct Case {
     int side;
@@ -219,8 +217,6 @@ std::string threshold() {
     const auto shares = shares_of_1d(all, cube::Kind::k3D, ranks);
     plot.mark(point, each.stroke, fmt::format("{:.2f}", point));
     plot.curve(shares, each.stroke, fmt::format("3D on {}", ranks));
-    plot.describe(fmt::format("3D on {} ranks: from {:.2f} to {:.2f}", ranks,
-                              shares.front().y, shares.back().y));
   }
   plot.curve(shares_of_1d(all, cube::Kind::k2D, 64), kPurple, "2D on 64");
   return plot.svg();

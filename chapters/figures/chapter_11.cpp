@@ -11,7 +11,7 @@
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/11_dtensor/redistribute.h"
 #include "chapters/common/models/models.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 
 namespace shardbook::figures::page_11 {
 
@@ -158,11 +158,7 @@ std::string threshold() {
   plot.mark(most, kGray, fmt::format("{:.0f}", most));
   plot.dotted_curve(tokens, kBlue, "tp: tokens move");
   plot.dotted_curve(weights, kOrange, "fsdp: weights move");
-  return plot.svg(fmt::format(
-      "With {:.0f} tokens, tp exposes {:.0f} ms and fsdp {:.0f} ms; with "
-      "{:.0f} tokens {:.0f} and {:.0f} ms.",
-      tokens.front().x, 1e3 * tokens.front().y, 1e3 * weights.front().y,
-      tokens.back().x, 1e3 * tokens.back().y, 1e3 * weights.back().y));
+  return plot.svg();
 }
 
 std::vector<PageFigure> all() {

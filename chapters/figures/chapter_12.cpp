@@ -2,14 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
+#include <ranges>
 
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/12_sequence_parallel/sequence_layout.h"
 #include "chapters/12_sequence_parallel/sequence_strategy.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "core/attention_block.h"
 
 namespace shardbook::figures::page_12 {
@@ -36,11 +36,8 @@ double pairs_in_step(sp::Layout layout, int rank, int step) {
 
 // Those of the rank that has the most.
 double most_in_step(sp::Layout layout, int step) {
-  double most = 0;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    most = std::max(most, pairs_in_step(layout, rank, step));
-  }
-  return most;
+  return most_of(std::views::iota(0, kRanks),
+                 [&](int rank) { return pairs_in_step(layout, rank, step); });
 }
 
 double sum_of_most(sp::Layout layout) {
@@ -215,8 +212,6 @@ std::string threshold() {
   plot.mark(kTokens, kBlue, fmt::format("eγ/β = {:.0f}", kTokens));
   plot.dotted_curve(ring, kBlue, "ring, zigzag");
   plot.dotted_curve(ulysses, kGreen, "Ulysses");
-  for (const Value& each : ring)
-    plot.describe(fmt::format("{:g}: {:.2f} ms", each.x, 1e3 * each.y));
   return plot.svg();
 }
 

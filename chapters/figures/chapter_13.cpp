@@ -11,7 +11,7 @@
 #include "chapters/13_moe/load.h"
 #include "chapters/13_moe/routing.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/charts.h"
 #include "core/ops.h"
 
@@ -71,18 +71,16 @@ std::string slots() {
     return top + kRow * (capacity * (2 * expert + rank) + slot) +
            6 * (expert % 2) + 30 * (expert / 2);
   };
-  // What a rank has is in a frame of its colour
-  const auto frame = [&](double left, double right, double from, double to,
-                         int rank) {
-    figure.line(
-        {{left, from}, {right, from}, {right, to}, {left, to}, {left, from}},
-        rank_color(rank), 1.5);
-  };
   for (int rank = 0; rank < kRanks; ++rank) {
     const double from = token_y(rank, 0) - 7;
     const double to = token_y(rank, kTokens - 1) + kRow + 9;
-    frame(0, kTokenX + kBox + 8, from, to, rank);
-    frame(kSlotX - 8, figure.width() - 2, from, to, rank);
+    // What a rank has is in a frame of its colour
+    const double right = kSlotX - 8;
+    for (const Box& frame :
+         {Box{0, from, kTokenX + kBox + 8, to - from},
+          Box{right, from, figure.width() - 2 - right, to - from}}) {
+      figure.framed_box(frame, kWhite, rank_color(rank));
+    }
     for (const double x : {8.0, figure.width() - 54}) {
       figure.rank_name(x, from + 18, rank);
     }
@@ -256,11 +254,6 @@ std::string threshold() {
     const std::vector<Value> shares =
         message_shares(each.cluster, each.ranks, 32, with_marked);
     plot.curve(shares, each.stroke, each.name);
-    for (const Value& share : shares) {
-      if (share.x != marked) continue;
-      plot.describe(
-          fmt::format("{}: {:.0f} % at {}", each.name, 100 * share.y, marked));
-    }
     if (is_textbook) {
       plot.dots(message_shares(each.cluster, each.ranks, 2, widths),
                 each.stroke);

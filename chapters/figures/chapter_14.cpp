@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "chapters/14_hybrid_3d/hybrid_strategy.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "comm/device_mesh.h"
 #include "comm/launch.h"
 

@@ -11,7 +11,7 @@
 #include "chapters/15_engine/prepared.h"
 #include "chapters/15_engine/strategies.h"
 #include "chapters/common/run/textbook.h"
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/pictures/lanes.h"
 
 namespace shardbook::figures::page_15 {
@@ -166,13 +166,9 @@ std::string choice() {
   plot.dotted_curve(zero3, kBlue);
   plot.text(zero3.back().x, zero3.back().y, "ZeRO-3, max_reuse_distance 0",
             kBlue, {7, 0});
-  plot.describe(fmt::format("ZeRO-1: {:.0f} ms", 1e3 * zero1[0].y));
-  for (const auto& [name, values] :
-       {std::pair("ZeRO-3", zero3), std::pair("8 stages", stages)}) {
-    for (const Value& value : values) {
-      plot.describe(fmt::format("{}, {:g} steps: {:.0f} ms", name, value.x,
-                                1e3 * value.y));
-    }
+  for (const Value& value : zero3) {
+    plot.describe(
+        fmt::format("ZeRO-3, {:g} steps: {:.0f} ms", value.x, 1e3 * value.y));
   }
   return plot.svg();
 }

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <functional>
 
-#include "chapters/figures/pages.h"
+#include "chapters/figures/figures.h"
 #include "chapters/figures/pieces.h"
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
@@ -165,10 +165,20 @@ std::string latency() {
   };
   Plot plot("Below 188 KB a tree is faster, above it a ring",
             {56, 340, 250, 440},
-            logarithmic("bytes of the tensor, n", kLeast, kMost,
-                        {1e3, 1e4, 1e5, 1e6, 1e7}, size),
-            logarithmic("time of an all-reduce: 8 ranks, 10 µs, 10 GB/s", 2e-5,
-                        0.03, {1e-4, 1e-3, 1e-2}, time_text));
+            {"bytes of the tensor, n",
+             kLeast,
+             kMost,
+             {"KB", 1e3},
+             true,
+             {1e3, 1e4, 1e5, 1e6, 1e7},
+             size},
+            {"time of an all-reduce: 8 ranks, 10 µs, 10 GB/s",
+             2e-5,
+             0.03,
+             kMilliseconds,
+             true,
+             {1e-4, 1e-3, 1e-2},
+             time_text});
   plot.curve(ring, kBlue, "ring");
   plot.curve(tree, kOrange, "tree");
   using Anchor = Figure::Anchor;
@@ -255,8 +265,7 @@ std::string times() {
       "Time of an all-reduce; latency 10 µs, 10 GB/s");
   const auto no_text = [](double) { return std::string(); };
   const auto size = [](double bytes) {
-    return bytes < kMiB ? fmt::format("{:g} KiB", bytes / kKiB)
-                        : fmt::format("{:g} MiB", bytes / kMiB);
+    return round_text(bytes, bytes_unit(bytes));
   };
   Axis x = logarithmic("bytes", kKiB, 64 * kMiB, {kKiB, 32 * kKiB, kMiB}, size);
   Axis y = logarithmic("", 3e-5, 0.1, {1e-4, 1e-3, 1e-2, 1e-1}, time_text);

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "chapters/figures/pages.h"
 #include "chapters/pictures/words.h"
 
 namespace shardbook::figures {
@@ -50,6 +49,11 @@ std::string gpt_of(double layers, double width, double heads, double vocabulary,
       R"({{"n_layer": {}, "n_embd": {}, "n_head": {}, "vocab_size": {}, )"
       R"("n_positions": {}}})",
       layers, width, heads, vocabulary, positions);
+}
+
+std::string fraction(double value) {
+  return value < 1 ? fmt::format("1/{:.0f}", 1 / value)
+                   : fmt::format("{:.0f}", value);
 }
 
 sim::RankTimeline first_rank(const Report& report) {

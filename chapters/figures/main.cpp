@@ -31,8 +31,7 @@ int main(int argc, char** argv) {
       const auto is_part = [&](const std::string& word) {
         return figure.file.find(word) != std::string::npos;
       };
-      return !words.empty() &&
-             std::none_of(words.begin(), words.end(), is_part);
+      return !words.empty() && std::ranges::none_of(words, is_part);
     });
     SB_CHECK(!chosen.empty(), "figures ", words.empty() ? "" : words.front(),
              ": no figure's file has such a name; ./shardbook figures writes "

@@ -86,9 +86,9 @@ void draw_stripes(Figure& figure, const Box& at) {
 void draw_lanes(Figure& figure, const NamedSchedule& one, double unit,
                 std::set<std::string>& kinds) {
   constexpr double kRow = 24;
-  const auto& [name, schedule, replay] = one;
+  const auto& [name, schedule, replay, below] = one;
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
-    const double y = figure.add_row(kRow + 3);
+    const double y = figure.add_row(kRow + (below ? 22 : 3));
     figure.text(0, y + 16, fmt::format("rank {}", rank));
     figure.box({kScheduleBegin, y, unit * replay.makespan, kRow}, "empty");
     double before = 0;
@@ -116,6 +116,10 @@ void draw_lanes(Figure& figure, const NamedSchedule& one, double unit,
         figure.middle(x + width / 2, box.y + box.height / 2 + 4.5, number,
                       kWhite);
       }
+      if (!below) continue;
+      figure.middle(x + width / 2, y + kRow + 13,
+                    below(static_cast<int>(rank), action),
+                    class_of_action(action.kind));
     }
     stripe_until(replay.makespan);
   }

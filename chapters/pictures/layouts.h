@@ -2,6 +2,7 @@
 
 // Ranks on a grid, and schedules over time.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct NamedSchedule {
   std::string name = "";
   pipeline::Schedule schedule = {};
   pipeline::Replay replay = {};
+  /// The text below an action's box; none: no room for texts.
+  std::function<std::string(int rank, const pipeline::Action& action)> below =
+      {};
 };
 /// One below the other, on one axis.
 Picture schedules(const std::string& title,

@@ -1,6 +1,7 @@
 #include "chapters/pictures/plot.h"
 
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <cmath>
 #include <utility>
 
@@ -41,12 +42,6 @@ Axis logarithmic(const std::string& name, double low, double high,
 Axis marked(const std::string& name, const std::vector<double>& marks,
             const Unit& unit) {
   return {name, marks.front(), marks.back(), unit, false, marks};
-}
-
-Value least_of(const std::vector<Value>& values) {
-  return *std::min_element(
-      values.begin(), values.end(),
-      [](const Value& a, const Value& b) { return a.y < b.y; });
 }
 
 double Plot::row(Figure& figure, double height) {
@@ -94,6 +89,13 @@ void Plot::curve(const std::vector<Value>& values, const Stroke& stroke,
   if (points.empty()) return;
   figure_.line(points, stroke.color, 2, stroke.dashes);
   labels_.push_back({points.back().y, label, stroke.color});
+  if (label.empty()) return;
+  const auto said_of = [&](const Value& value) {
+    return pictures::text(value.y, y_.unit) + " at " +
+           round_text(value.x, {"", x_.unit.size});
+  };
+  ends_ += fmt::format("{}; from {} to {}. ", label, said_of(values.front()),
+                       said_of(values.back()));
 }
 
 void Plot::dots(const std::vector<Value>& values, const Stroke& stroke) {
@@ -132,7 +134,7 @@ void Plot::labels() {
 
 std::string Plot::svg(const std::string& details) {
   labels();
-  return figure_.svg(details);
+  return figure_.svg(details.empty() ? ends_ : details);
 }
 
 }  // namespace shardbook::pictures

@@ -40,8 +40,6 @@ Axis marked(const std::string& name, const std::vector<double>& marks,
 struct Value {
   double x = 0, y = 0;
 };
-/// The value with the least y.
-Value least_of(const std::vector<Value>& values);
 
 /// The frame of a plot, and the width of its figure.
 struct PlotSize {
@@ -89,7 +87,8 @@ class Plot {
   void across(double y, double width = 1.5, const std::string& dashes = "");
   void labels();
   void describe(const std::string& sentence) { figure_.describe(sentence); }
-  /// The finished figure, with the labels.
+  /// The finished figure, with the labels. Without details, its description ends
+  /// with the first and the last value of each labelled curve.
   std::string svg(const std::string& details = "");
 
  private:
@@ -101,6 +100,7 @@ class Plot {
   Box box_;
   Axis x_, y_;
   std::vector<Figure::Label> labels_;
+  std::string ends_;
 };
 
 }  // namespace shardbook::pictures
