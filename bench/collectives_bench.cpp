@@ -19,7 +19,6 @@
 #include <thread>
 #include <vector>
 
-#include "bench/narrow_console.h"
 #include "bench/timing.h"
 #include "comm/algorithms/halving_doubling.h"
 #include "comm/algorithms/ring.h"
@@ -204,8 +203,9 @@ void add_benchmarks(const std::string& backend) {
 int main(int argc, char** argv) {
   shardbook::add_benchmarks("threads");
   if (shardbook::internal::has_gloo()) shardbook::add_benchmarks("gloo");
-  return shardbook::bench::run_benchmarks(argc, argv, [] {
-    benchmark::AddCustomContext("memory_GB/s",
-                                std::to_string(shardbook::bandwidth() * 1e-9));
-  });
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  benchmark::AddCustomContext("memory_GB/s",
+                              std::to_string(shardbook::bandwidth() * 1e-9));
+  benchmark::RunSpecifiedBenchmarks();
 }

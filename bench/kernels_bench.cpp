@@ -21,7 +21,6 @@
 #include <omp.h>
 #endif
 
-#include "bench/narrow_console.h"
 #include "core/kernels/attention.h"
 #include "core/kernels/elementwise.h"
 #include "core/kernels/embedding.h"
@@ -361,6 +360,8 @@ int main(int argc, char** argv) {
 #ifdef SHARDBOOK_HAVE_OPENMP
   omp_set_num_threads(1);
 #endif
-  return shardbook::bench::run_benchmarks(argc, argv,
-                                          shardbook::kernels::register_all);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  shardbook::kernels::register_all();
+  benchmark::RunSpecifiedBenchmarks();
 }

@@ -11,7 +11,7 @@
 #include "chapters/04_model_parallel/split_sweep.h"
 #include "chapters/common/run/command_line.h"
 #include "chapters/common/run/exit_status.h"
-#include "chapters/pictures/charts.h"
+#include "chapters/pictures/plot.h"
 #include "core/text_file.h"
 
 using namespace shardbook;

@@ -20,8 +20,8 @@
 
 #include "chapters/11_dtensor/placement_picture.h"
 #include "chapters/common/run/report.h"
-#include "chapters/pictures/charts.h"
 #include "chapters/pictures/layouts.h"
+#include "chapters/pictures/plot.h"
 #include "chapters/pictures/timeline_picture.h"
 #include "comm/ledger.h"
 #include "comm/topology.h"

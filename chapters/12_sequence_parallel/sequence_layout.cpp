@@ -100,6 +100,16 @@ std::vector<AttentionBlock> visible_blocks(Layout layout, int rank, int source,
   return {{{n / 2, n}, all, false, 0}};
 }
 
+double visible_pairs(Layout layout, int rank, int source, int c,
+                     std::int64_t n) {
+  double pairs = 0;
+  for (const AttentionBlock& block :
+       visible_blocks(layout, rank, source, c, n, /*causal=*/true)) {
+    pairs += shardbook::visible_pairs(block);
+  }
+  return pairs;
+}
+
 ShardView shard_of(const AttentionBlock& block, Layout layout, int rank,
                    int source, int c, std::int64_t batch, std::int64_t heads,
                    std::int64_t s) {

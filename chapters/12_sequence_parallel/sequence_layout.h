@@ -59,6 +59,9 @@ Tensor join_sequence(const Tensors& parts, std::int64_t dim, Layout layout);
 std::vector<AttentionBlock> visible_blocks(Layout layout, int rank, int source,
                                            int c, std::int64_t n, bool causal,
                                            bool runs_apart = false);
+/// The pairs of a query and a key that a causal mask leaves of these.
+double visible_pairs(Layout layout, int rank, int source, int c,
+                     std::int64_t n);
 
 /// Where the block lies in one device's [b, heads, s, s].
 ShardView shard_of(const AttentionBlock& block, Layout layout, int rank,

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "chapters/pictures/charts.h"
+#include "chapters/pictures/plot.h"
 
 namespace shardbook::moe {
 namespace {

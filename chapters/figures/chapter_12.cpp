@@ -25,13 +25,8 @@ constexpr std::int64_t kTokens = 16;
 
 // Pairs of query and key that `rank` computes in step `step` of the ring.
 double pairs_in_step(sp::Layout layout, int rank, int step) {
-  double pairs = 0;
-  for (const AttentionBlock& block :
-       sp::visible_blocks(layout, rank, sp::source_at(rank, step, kRanks),
-                          kRanks, kTokens / kRanks, true)) {
-    pairs += visible_pairs(block);
-  }
-  return pairs;
+  return sp::visible_pairs(layout, rank, sp::source_at(rank, step, kRanks),
+                           kRanks, kTokens / kRanks);
 }
 
 // Those of the rank that has the most.

@@ -12,7 +12,7 @@
 #include "chapters/13_moe/routing.h"
 #include "chapters/common/run/textbook.h"
 #include "chapters/figures/figures.h"
-#include "chapters/pictures/charts.h"
+#include "chapters/pictures/plot.h"
 #include "core/ops.h"
 
 namespace shardbook::figures::page_13 {

@@ -1,4 +1,3 @@
-#include "chapters/pictures/charts.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,8 +1,6 @@
 // The whole page, its words, each with one definition, and tables whose columns are
 // such words.
 
-#include "chapters/table/html.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>

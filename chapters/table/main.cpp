@@ -16,7 +16,6 @@
 #include <iostream>
 #include <iterator>
 
-#include "chapters/table/html.h"
 #include "chapters/table/run.h"
 #include "chapters/table/table.h"
 #include "core/check.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "chapters/pictures/svg.h"
-#include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/table.h"
 #include "core/how_many.h"

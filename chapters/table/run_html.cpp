@@ -6,7 +6,6 @@
 #include <map>
 
 #include "chapters/pictures/svg.h"
-#include "chapters/table/html.h"
 #include "chapters/table/internal/page.h"
 #include "chapters/table/run.h"
 #include "chapters/table/table.h"

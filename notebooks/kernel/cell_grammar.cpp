@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "notebooks/kernel/tokens.h"
-
 namespace shardbook::notebook {
 namespace {
 

@@ -1,4 +1,4 @@
-#include "notebooks/kernel/child.h"
+#include "notebooks/kernel/interruption.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -12,8 +12,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-
-#include "notebooks/kernel/interruption.h"
 
 namespace shardbook::notebook {
 namespace {

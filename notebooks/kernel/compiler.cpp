@@ -25,9 +25,8 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "notebooks/kernel/child.h"
+#include "notebooks/kernel/cell_grammar.h"
 #include "notebooks/kernel/interruption.h"
-#include "notebooks/kernel/tokens.h"
 
 namespace shardbook::notebook {
 namespace {

@@ -11,6 +11,9 @@
 // returns. Loops that a destructor or another noexcept function calls have no
 // checks either: an exception would end the program there.
 
+#include <functional>
+#include <string>
+
 namespace llvm {
 class Module;
 }
@@ -26,5 +29,26 @@ bool is_interrupted();
 
 /// Adds the checks to the loops of a module that has been optimised.
 void add_interruption_checks(llvm::Module& module);
+
+// --- Work that may crash, done in a copy of this process ----------------------
+
+struct ChildResult {
+  bool finished = false;     ///< the work returned
+  bool interrupted = false;  ///< is_interrupted() ended it
+  std::string text = {};     ///< the work's result, else how it ended
+  std::string said = {};     ///< what the work told its parent
+};
+
+/// Forks, runs `work` in the child, and returns the text that `work` returned.
+/// The child is ended when it has computed for `limit_s`, or when the cell is
+/// interrupted. Only the calling thread exists in the child.
+ChildResult in_child(const std::function<std::string()>& work,
+                     int limit_s = 60);
+
+/// For work in a child: says this at once, so it is known even after a crash.
+void tell_parent(const std::string& text);
+
+/// For work in a child: allows so many more seconds of computation.
+void limit_rest_of_child(int seconds);
 
 }  // namespace shardbook::notebook

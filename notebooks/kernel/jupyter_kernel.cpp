@@ -23,7 +23,6 @@
 #include "notebooks/kernel/cell_thread.h"
 #include "notebooks/kernel/compiler.h"
 #include "notebooks/kernel/interruption.h"
-#include "notebooks/kernel/tokens.h"
 #include "notebooks/kernel/xcpp/xdisplay.hpp"
 #include "notebooks/kernel/xeus_compat.h"
 

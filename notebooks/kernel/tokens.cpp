@@ -1,4 +1,4 @@
-#include "notebooks/kernel/tokens.h"
+#include "notebooks/kernel/cell_grammar.h"
 
 #include <algorithm>
 #include <cctype>

@@ -21,7 +21,6 @@
 #include "chapters/12_sequence_parallel/ring_exchange.h"
 #include "chapters/12_sequence_parallel/sequence_layout.h"
 #include "chapters/pictures/figure.h"
-#include "chapters/pictures/palette.h"
 #include "chapters/programs/programs.h"
 #include "comm/device_mesh.h"
 #include "core/attention_block.h"
@@ -295,18 +294,7 @@ inline Picture mask(sp::Layout layout, int c, std::int64_t s) {
   return picture;
 }
 
-/// Pairs that `rank` computes while it has the keys of step `step`.
-inline double pairs_in_step(sp::Layout layout, int rank, int step, int c,
-                            std::int64_t s) {
-  double pairs = 0;
-  for (const AttentionBlock& block : sp::visible_blocks(
-           layout, rank, sp::source_at(rank, step, c), c, s / c, true)) {
-    pairs += visible_pairs(block);
-  }
-  return pairs;
-}
-
-/// Pairs by step and rank, the most of each step, and sums.
+/// Pairs that each rank computes by step, the most of each step, and sums.
 inline Picture pairs_table(sp::Layout layout, int c, std::int64_t s) {
   Rows rows = {{"step"}};
   std::vector<double> sums(static_cast<std::size_t>(c) + 1);
@@ -315,7 +303,8 @@ inline Picture pairs_table(sp::Layout layout, int c, std::int64_t s) {
   for (int step = 0; step < c; ++step) {
     std::vector<double> pairs;
     for (int rank = 0; rank < c; ++rank) {
-      pairs.push_back(pairs_in_step(layout, rank, step, c, s));
+      pairs.push_back(sp::visible_pairs(
+          layout, rank, sp::source_at(rank, step, c), c, s / c));
     }
     pairs.push_back(*std::max_element(pairs.begin(), pairs.end()));
     rows.push_back(cells(step));

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "notebooks/kernel/tokens.h"
 #include "tests/support/temp_folder.h"
 
 namespace shardbook::notebook {

@@ -14,7 +14,7 @@
 #include <set>
 #include <string>
 
-#include "chapters/table/html.h"
+#include "chapters/table/table.h"
 #include "tests/cli/programs.h"
 #include "tests/report/browser.h"
 #include "tests/support/temp_folder.h"

@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include "chapters/pictures/text_table.h"
-#include "chapters/table/html.h"
 #include "tests/support/errors.h"
 #include "tests/table/marks_support.h"
 

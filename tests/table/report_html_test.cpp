@@ -2,7 +2,7 @@
 
 #include "chapters/common/run/exit_status.h"
 #include "chapters/pictures/svg.h"
-#include "chapters/table/html.h"
+#include "chapters/table/table.h"
 #include "core/check.h"
 #include "tests/support/errors.h"
 
