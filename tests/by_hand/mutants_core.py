@@ -96,15 +96,15 @@ core("ops_rope.cpp", "std::pow(theta, -exponent)", "std::pow(theta, -2 * exponen
 # Keys behind as many heads as there are of queries
 core("ops_attention.cpp", "i == 0 ? 0 : args.heads + (i - 1) * args.kv_heads;",
      "i * args.heads;", "Attention.PackedGroups*")
-core("ops_attention.cpp", "row / (heads + 2 * kv_heads) * heads : row / 3;",
-     "row / (3 * heads) * heads : row / 3;", "Attention.PackedGroups*")
+core("ops_attention.cpp", "heads + (values > 0 ? 1 : 2) * kv_heads;",
+     "heads + 2 * heads;", "Attention.PackedGroups*")
 
 # --- Attention's blocks --------------------------------------------------------------
 
 attention = folder("core/kernels/cpu", "core")
 ATTENTION = "Attention.EqualsTheComposed*"
 # The second block of keys adds to the first one's gradients
-attention("attention_backward.cpp", "dv_ + from * ld", "dv_", ATTENTION)
+attention("attention_backward.cpp", "dv_ + from * value_ld", "dv_", ATTENTION)
 attention("attention_backward.cpp", "dk_ + from * ld", "dk_", ATTENTION)
 # Scores take queries times the scale, gradients of keys take them without
 attention("attention_backward.cpp",

@@ -343,7 +343,7 @@ of_rings = folder("chapters/12_sequence_parallel", "hybrid")
 of_rings("ring_exchange.cpp", "return num_inside == 0 || num_inside == num_hops;",
          "return true;", "HybridFolding.*")
 of_sim = folder("sim", "sim")
-of_sim("timed_group.cpp", "to_itself_[call.tag].push_back(times);", "",
+of_sim("timed_group.cpp", "to_itself_[call.tag].push_back(facts);", "",
        "TimedGroup.*")
 of_sim("world.cpp", "if (folds && number == r) result.running[at] = r;", "",
        "TimedGroup.*")
