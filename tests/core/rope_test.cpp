@@ -119,7 +119,7 @@ TEST(RopeTable, ComputesAnglesInF32AndRoundsOnce) {
 TEST(Rope, EqualsItsDefinitionAndCopiesTheRest) {
   constexpr double kTheta = 50;
   const Positions positions = {4, 9, 0, -3, 100};
-  for (const std::int64_t dim : {2, 10, 16, 64, 80, 96}) {
+  for (const std::int64_t dim : {2, 10, 16, 18, 64, 80, 96}) {
     constexpr std::int64_t kBatch = 2, kHeads = 3;
     const std::int64_t width = kHeads * dim + 7;
     const Tensor x = noise({kBatch, 5, width});
