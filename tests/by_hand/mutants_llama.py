@@ -1,6 +1,6 @@
 """Mutants of the Llama family's config.json and weights."""
 
-from mutants import folder
+from mutants import chapter, folder
 
 # --- The decoder -------------------------------------------------------------------
 
@@ -161,8 +161,9 @@ run("options.cpp", "!config.llama.has_balancing_loss() || o.chapter != chapter",
 # The time of a step on shapes is that of experts chosen evenly
 run("program.cpp", '(routes && given.backend != "sim")', "false",
     "LlamaExperts.Claims*")
-run("textbook.h", "       config.llama.num_experts == 0) ||", "       true) ||",
-    "LlamaExperts.Claims*")
+chapter("00_single_device", "single_device")(
+    "single_device.cpp", "!textbook::has_model_times(options_, loaded_.config)",
+    "!textbook::is_chosen(options_)", "LlamaExperts.Claims*")
 
 # --- Chapters that cut it --------------------------------------------------------
 
