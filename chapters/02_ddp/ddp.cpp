@@ -69,7 +69,7 @@ DistributedDataParallel::DistributedDataParallel(Module& module,
     : module_(module), group_(group), options_(options) {
   std::vector<NamedTensor> trained;
   for (const NamedTensor& parameter : module.named_parameters()) {
-    if (parameter.tensor.requires_grad()) trained.push_back(parameter);
+    (parameter.tensor.requires_grad() ? trained : frozen_).push_back(parameter);
   }
   SB_CHECK(!trained.empty(), "ddp: no parameter of ", module.type_name(),
            " requires a gradient; run the module itself");
@@ -112,6 +112,13 @@ void DistributedDataParallel::before_forward() {
   has_run_ = true;
   // Complain about gradients that never came
   reducer_->check_finished();
+
+  // And about those that nobody would average
+  for (const NamedTensor& parameter : frozen_) {
+    SB_CHECK(!will_reduce() || !parameter.tensor.requires_grad(), "ddp: '",
+             parameter.name, "' was frozen at construction, so its gradient ",
+             "would stay on this rank; construct DDP anew to train it");
+  }
 
   // Agree on the ranks that still have samples
   if (is_joining_) status_ = agree_on_status(true);

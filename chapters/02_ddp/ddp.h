@@ -22,7 +22,8 @@
 // Each forward is followed by its backward: a reduction serves one backward.
 // Several forwards may share one if their losses are added first. After two
 // forwards, a second backward would leave its gradients on this rank, so it is
-// an Error (not in PyTorch's DDP).
+// an Error (not in PyTorch's DDP). So is a forward after a parameter that was
+// frozen at construction learns to train.
 //
 // All ranks construct, call and destroy it in the same order. Model and group
 // must outlive it. For a forward on one rank alone, call `module()`.
@@ -120,6 +121,7 @@ class DistributedDataParallel {
   Module& module_;
   ProcessGroup& group_;
   const DdpOptions options_;
+  std::vector<NamedTensor> frozen_;  ///< at construction: never averaged
   /// Graphs may outlive the reducer: they hold weak pointers.
   std::shared_ptr<Reducer> reducer_;
   bool is_syncing_ = true;

@@ -71,6 +71,8 @@ data_parallel(
 
 ddp = chapter("02_ddp", "data_parallel")
 
+ddp("ddp.cpp", "!will_reduce() || !parameter.tensor.requires_grad()", "true",
+    "DdpTrap.AParameterTrained*")
 ddp("reducer.cpp", "const double factor = comm_hook_ ? 1 : 1 / divisor_;",
     "const double factor = 1;", "DdpModel.*:DdpNoSync.*")
 # The small first bucket: when buckets are made, and when they are rebuilt

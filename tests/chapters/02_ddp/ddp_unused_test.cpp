@@ -130,6 +130,18 @@ TEST(DdpTrap, AParameterFrozenAfterConstructionIsMissed) {
   expect_text(error, {"no gradient came for 'b.weight'"});
 }
 
+TEST(DdpTrap, AParameterTrainedAfterConstructionIsRefused) {
+  const std::string error = error_on_ranks(2, [](ProcessGroup& world) {
+    Branches model;
+    model.b.weight.set_requires_grad(false);
+    DistributedDataParallel ddp(model, world);
+    model.b.weight.set_requires_grad();
+    ddp.module()(make_samples(4, DType::kF64).x);  // on one rank alone
+    ddp(make_samples(4, DType::kF64).x);
+  });
+  expect_text(error, {"'b.weight' was frozen at construction"});
+}
+
 // --- Recomputation and static graphs -----------------------------------------
 
 /// One layer used twice, each time in a recomputed block.
