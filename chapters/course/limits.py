@@ -184,8 +184,7 @@ def main(*words):
         environment["MALLOC_ARENA_MAX"] = "2"
         # UCX, which Gloo brings along through MPI, starts a thread as it is
         # loaded, names it by a file, and tries shared memory
-        environment.update(UCX_VFS_ENABLE="n", UCX_MEM_EVENTS="n",
-                           UCX_MEM_MMAP_HOOK_MODE="none")
+        environment.update(UCX_VFS_ENABLE="n", UCX_MEM_EVENTS="n")
         os.closerange(3, 1024)
         limit(resource.RLIMIT_NOFILE, OPEN_FILES)
         limit(resource.RLIMIT_CPU, RUN_SECONDS, more=1)
