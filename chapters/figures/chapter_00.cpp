@@ -225,8 +225,8 @@ std::string gpt() {
 
 std::string memory() {
   const auto timelines = [](const char* options) {
-    return run("00_single_device" +
-               on_shapes("kaggle-t4x2", 1, "gpt2", 16, 1024) + options)
+    return run_once("00_single_device" +
+                    on_shapes("kaggle-t4x2", 1, "gpt2", 16, 1024) + options)
         .timelines;
   };
   return memories(
@@ -309,11 +309,11 @@ std::string trade() {
     const Stroke& stroke = recompute ? kOrange : kBlue;
     std::vector<Value> values;
     for (const Pieces& each : runs) {
-      const Report report =
-          run("00_single_device" + on_shapes("dgx-a100", 1, "gpt2", 16, 1024) +
-              fmt::format(" --steps 2 --dtype bf16 --master-weights "
-                          "--micro-batches {} --{}recompute",
-                          each.pieces, recompute ? "" : "no-"));
+      const Report report = run_once(
+          "00_single_device" + on_shapes("dgx-a100", 1, "gpt2", 16, 1024) +
+          fmt::format(" --steps 2 --dtype bf16 --master-weights "
+                      "--micro-batches {} --{}recompute",
+                      each.pieces, recompute ? "" : "no-"));
       values.push_back({peak_of(report), report.time.step_s});
       plot.middle(values.back().x, values.back().y, std::to_string(each.pieces),
                   stroke, recompute ? each.again : each.plain);

@@ -25,7 +25,7 @@ std::string on_textbook(int devices, std::int64_t batch) {
 }
 
 double seconds(int devices, std::int64_t batch) {
-  return step_s(run("01_data_parallel" + on_textbook(devices, batch)));
+  return step_s(run_once("01_data_parallel" + on_textbook(devices, batch)));
 }
 
 // --- The nine steps ---------------------------------------------------------
@@ -125,7 +125,7 @@ std::string on_gpus(int devices) {
 }
 
 std::string step() {
-  const Report report = run("01_data_parallel" + on_gpus(4));
+  const Report report = run_once("01_data_parallel" + on_gpus(4));
   const sim::StepView view = sim::last_step(report.timelines);
   Figure figure(
       "Device 0 is always busy, and the others wait for it\n"
@@ -153,8 +153,8 @@ std::string step() {
 std::string hot_spot() {
   std::vector<Value> main, other, ring;
   for (const int d : {2, 3, 4, 6, 8}) {
-    const Report report = run("01_data_parallel" + on_gpus(d));
-    const Report ddp = run("02_ddp" + on_gpus(d));
+    const Report report = run_once("01_data_parallel" + on_gpus(d));
+    const Report ddp = run_once("02_ddp" + on_gpus(d));
     const double x = d;
     main.push_back({x, report.ranks.front().bytes.counted / kSteps});
     other.push_back({x, report.ranks.back().bytes.counted / kSteps});
@@ -237,7 +237,7 @@ std::string devices() {
 
 std::string memory() {
   constexpr double kBegin = 80, kMost = 11 * kGiB;
-  const Report report = run("01_data_parallel" + on_textbook(4, 16));
+  const Report report = run_once("01_data_parallel" + on_textbook(4, 16));
   const sim::StepView view = sim::last_step(report.timelines);
   // In the order of MemoryKind
   const std::vector<std::string> kinds = {

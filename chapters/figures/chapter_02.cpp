@@ -18,7 +18,8 @@ std::string buckets_of(double first_mb, double other_mb) {
 }
 
 Report gpt2_on_textbook(const std::string& buckets = "") {
-  return run("02_ddp" + on_shapes("textbook", 8, "gpt2", 16, 1024) + buckets);
+  return run_once("02_ddp" + on_shapes("textbook", 8, "gpt2", 16, 1024) +
+                  buckets);
 }
 
 std::string buckets() {
@@ -172,7 +173,7 @@ std::string threshold() {
 // The loss after each step, over the samples seen. One device has DDP's losses,
 // and takes a quarter of the time of four ranks on two cores.
 std::vector<Value> losses(std::int64_t batch, std::int64_t steps, double rate) {
-  const Report report = run(fmt::format(
+  const Report report = run_once(fmt::format(
       "00_single_device --model gpt-nano --data walk --dtype f64 --cluster "
       "none --seq 64 --optimizer sgd --no-check --batch {} --steps {} --lr {}",
       batch, steps, rate));

@@ -39,8 +39,8 @@ std::string states() {
 }
 
 Report fsdp(const std::string& prefetch) {
-  return run("03_zero_fsdp" + on_shapes("textbook", 8, "gpt2", 16, 1024) +
-             " --backward-prefetch " + prefetch);
+  return run_once("03_zero_fsdp" + on_shapes("textbook", 8, "gpt2", 16, 1024) +
+                  " --backward-prefetch " + prefetch);
 }
 
 double computing_s(const Report& report) {
@@ -229,7 +229,7 @@ std::string saw() {
 std::string times() {
   constexpr double kRow = 20;
   const Report report =
-      run("03_zero_fsdp" + on_shapes("textbook", 8, "gpt-nano", 8192, 64));
+      run_once("03_zero_fsdp" + on_shapes("textbook", 8, "gpt-nano", 8192, 64));
   const sim::RankTimeline step = first_rank(report);
   const std::vector<UnitLife> units = lives_of(step, 4);
   const double length = report.time.step_s;

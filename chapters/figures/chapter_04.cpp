@@ -16,9 +16,9 @@
 namespace shardbook::figures::page_04 {
 
 Report resnet50(const std::string& options) {
-  return run("04_model_parallel" +
-             on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1) +
-             " --image-size 128" + options);
+  return run_once("04_model_parallel" +
+                  on_shapes("kaggle-t4x2", 2, "resnet50", 120, 1) +
+                  " --image-size 128" + options);
 }
 
 std::string turns() {

@@ -125,7 +125,7 @@ std::string slots() {
 // The choices of each expert, over all layers, in the last of 30 steps, over an
 // even load.
 Series load(const std::string& name, double coefficient) {
-  const Report report = run(fmt::format(
+  const Report report = run_once(fmt::format(
       "13_moe --model gpt-nano --data walk --dtype f64 --cluster none "
       "--world-size 4 --batch 8 --seq 32 --steps 30 --no-check "
       "--aux-coefficient {}",

@@ -21,8 +21,8 @@ std::string cube() {
   setup.tp = setup.pp = setup.dp = 2;
   const Topology topology = hybrid::topology_of(setup);
   std::map<std::string, double> sent =
-      sent_by_group(run("14_hybrid_3d --tp 2 --pp 2 --micro-batches 4" +
-                        on_shapes("textbook", 8, "gpt-nano", 16, 64)));
+      sent_by_group(run_once("14_hybrid_3d --tp 2 --pp 2 --micro-batches 4" +
+                             on_shapes("textbook", 8, "gpt-nano", 16, 64)));
 
   struct AxisOfCube {
     const char *name, *group, *does;
@@ -226,7 +226,8 @@ std::string grow() {
   double first_s = 0;
   for (const Case& each : cases) {
     const VirtualTime time =
-        run("14_hybrid_3d" +
+        run_once(
+            "14_hybrid_3d" +
             on_shapes("dgx-a100", each.ranks, "gpt-6.7b", 64, 1024) +
             fmt::format(" --dtype bf16 --steps 2 --tp {} --pp {} --zero-stage "
                         "1 --overlap-grad-reduce --micro-batches {}",

@@ -44,7 +44,7 @@ std::string configs() {
                  "exposed: waits for a message", "bubble: waits for a stage"});
   std::vector<Report> runs;
   for (const std::string& lines : all) {
-    runs.push_back(run(line_of(
+    runs.push_back(run_once(line_of(
         config_of(lines),
         on_shapes("dgx-a100", 4, "gpt2-medium", 32, 1024) + " --no-fold")));
   }
@@ -104,8 +104,8 @@ std::string contract() {
                  "exposed: waits for a message"});
   std::vector<Report> runs;
   for (int stage = 1; stage <= 3; ++stage) {
-    runs.push_back(run(line_of(stage_config(stage, 4),
-                               on_shapes("textbook", 8, "gpt2", 64, 1024))));
+    runs.push_back(run_once(line_of(
+        stage_config(stage, 4), on_shapes("textbook", 8, "gpt2", 64, 1024))));
   }
   Lanes lanes(figure, 60, figure.width(), most_of(runs, step_s));
   for (std::size_t i = 0; i < runs.size(); ++i) {

@@ -14,9 +14,9 @@ namespace shardbook::figures::page_overview {
 
 std::string overview() {
   const auto on_ranks = [](int world_size, const char* line) {
-    return run(line +
-               on_shapes("dgx-a100", world_size, "gpt2-medium", 32, 1024) +
-               " --dtype bf16");
+    return run_once(line +
+                    on_shapes("dgx-a100", world_size, "gpt2-medium", 32, 1024) +
+                    " --dtype bf16");
   };
   const std::vector<std::pair<const char*, Report>> ways = {
       {"One device", on_ranks(1, "00_single_device")},

@@ -23,5 +23,8 @@ const std::vector<NamedProgram>& programs();
 /// Trains as a chapter's program does with these options (run_line of program.h).
 /// Throws Error for an unknown chapter, too.
 Report run(const std::string& line);
+/// The same. A line with --backend sim runs once in a process, because it has one
+/// result: the second language of a figure is drawn from the runs of the first.
+Report run_once(const std::string& line);
 
 }  // namespace shardbook

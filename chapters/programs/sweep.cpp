@@ -24,7 +24,7 @@ std::vector<pictures::Value> sweep(
     double x_per_value) {
   std::vector<pictures::Value> all;
   for (const double value : values) {
-    all.push_back({x_per_value * value, column(run(line(value)))});
+    all.push_back({x_per_value * value, column(run_once(line(value)))});
   }
   return all;
 }

@@ -26,7 +26,7 @@ double idle_share(const Report& report);
 /// By rank 0 in the whole run.
 double sent_bytes(const Report& report);
 
-/// run(line) with each value of the option: the value, or `x_per_value` times as
+/// run_once(line) with each value of the option: the value, or `x_per_value` times as
 /// much, and the column. The value of an option that a line has already is
 /// replaced.
 std::vector<pictures::Value> sweep(const std::string& line,
