@@ -138,6 +138,12 @@ sharded("zero/zero.cpp",
         "finish_bringing_back();\n    publish(/*with_frozen=*/true);",
         "finish_bringing_back();\n    publish(/*with_frozen=*/false);",
         "ZeroOptions.*")
+sharded("zero/zero.cpp", "SB_CHECK(!parameter.tensor.requires_grad(), \"zero: '\"",
+        "SB_CHECK(true, \"zero: '\"", "ZeroTrap.AParameter*")
+sharded("zero/zero.cpp", "!entry.tensor.requires_grad()) frozen_",
+        "entry.tensor.requires_grad()) frozen_", "ZeroTrap.AParameter*")
+sharded("fsdp/flat_parameter.cpp", "requires_grad_[i] || !leaves_[i].requires_grad()",
+        "true", "FsdpTrap.AParameter*")
 # Stage 3's whole parameters stay flat
 sharded("zero/zero.cpp", "Tensor::empty(each.tensor.shape(),",
         "Tensor::empty({each.tensor.numel()},", "ZeroState.RankZero*")

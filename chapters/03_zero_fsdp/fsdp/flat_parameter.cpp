@@ -94,6 +94,15 @@ void FlatParameter::make_shard(const std::vector<NamedTensor>& parameters) {
   }
 }
 
+void FlatParameter::check_frozen() const {
+  if (!RankContext::current().grad_enabled) return;
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    SB_CHECK(requires_grad_[i] || !leaves_[i].requires_grad(), "fsdp: '",
+             names_[i], "' was frozen at construction, so no shard has its ",
+             "gradient; construct FSDP anew to train it");
+  }
+}
+
 void FlatParameter::make_trained(bool per_parameter) {
   if (!needs_grad()) return;
   if (!per_parameter) {

@@ -57,6 +57,8 @@ class FlatParameter {
   const Tensor& shard() const { return shard_; }
   DType compute_dtype() const { return compute_dtype_; }
   bool needs_grad() const { return grad_numel_ > 0; }
+  /// Throws for a parameter that trains and was frozen when the shard was made.
+  void check_frozen() const;
   /// The tensors that the optimizer updates: the shard (v1), or its part of
   /// each trained parameter (v2, use_orig_params). Gradients arrive here.
   const std::vector<NamedTensor>& trained() const { return trained_; }

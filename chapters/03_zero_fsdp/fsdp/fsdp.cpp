@@ -53,6 +53,8 @@ void FullyShardedDataParallel::pre_forward(Unit& unit, Tensors& inputs) {
     begun_.push_back(&unit);
   }
 
+  if (unit.flat) unit.flat->check_frozen();
+
   // Make the unit whole
   unshard(unit);
   if (options_.forward_prefetch && !again) prefetch_for_forward(unit);

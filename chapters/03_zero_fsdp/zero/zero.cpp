@@ -65,6 +65,9 @@ ZeroOptimizer::ZeroOptimizer(Module& module, ProcessGroup& group,
       loss_scale_(options.loss_scale) {
   check_options(options);
   ddp::check_same_model("zero", module, group);
+  for (const NamedTensor& entry : module.named_parameters()) {
+    if (!entry.tensor.requires_grad()) frozen_.push_back(entry);
+  }
 }
 
 ZeroOptimizer::~ZeroOptimizer() = default;
@@ -195,6 +198,15 @@ void ZeroOptimizer::check_usable(const char* what) const {
   SB_CHECK(!is_updating_, "zero: ", what,
            " after a step that failed while it updated parameters: ranks may "
            "hold different ones; load a checkpoint");
+}
+
+void ZeroOptimizer::check_frozen() const {
+  if (!RankContext::current().grad_enabled) return;
+  for (const NamedTensor& parameter : frozen_) {
+    SB_CHECK(!parameter.tensor.requires_grad(), "zero: '", parameter.name,
+             "' was frozen at construction, so no shard has its gradient; "
+             "construct ZeRO anew to train it");
+  }
 }
 
 void ZeroOptimizer::watch_backward(std::function<void()> ended) {

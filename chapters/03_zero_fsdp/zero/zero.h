@@ -71,6 +71,7 @@ class ZeroOptimizer {
   /// The model's forward.
   Tensor operator()(const Tensor& x) {
     check_usable("forward");
+    check_frozen();
     return module_(x);
   }
 
@@ -197,6 +198,8 @@ class ZeroOptimizer {
  private:
   /// Throws Error after a failure in the middle of an operation.
   void check_usable(const char* what) const;
+  /// Throws for a parameter that trains and was frozen when shards were made.
+  void check_frozen() const;
   /// One step of a group's shard, sub-group by sub-group.
   void update_shard(std::size_t group, double factor);
   /// Starts to copy elements [begin, begin + numel) to the device.
@@ -210,6 +213,7 @@ class ZeroOptimizer {
   std::int64_t num_skipped_ = 0;
   double loss_scale_ = 1;
   bool is_in_backward_ = false;
+  std::vector<NamedTensor> frozen_;  ///< at construction
   bool has_failed_backward_ = false;
   bool is_updating_ = false;  ///< stays true when step() fails
 };

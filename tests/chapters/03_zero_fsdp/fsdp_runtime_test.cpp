@@ -140,6 +140,27 @@ TEST(FsdpFrozen, FrozenUnitsReduceNothing) {
   });
 }
 
+// It lies in no trained shard: nobody would average its gradient, or update it.
+TEST(FsdpTrap, AParameterTrainedAfterConstructionIsRefused) {
+  for (const bool rows : {false, true}) {
+    const std::string error = error_on_ranks(2, [&](ProcessGroup& world) {
+      Uses model;
+      model.b.set_requires_grad(false);
+      FullyShardedDataParallel fsdp(
+          model, world,
+          {.auto_wrap_policy = every_linear(), .per_parameter = rows});
+      const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+      model.b.set_requires_grad(true);
+      {
+        NoGrad no_grad;
+        fsdp(mine.x);  // no backward follows
+      }
+      fsdp(mine.x);
+    });
+    expect_text(error, {"'b.weight' was frozen at construction"});
+  }
+}
+
 // --- Between steps -----------------------------------------------------------
 
 TEST(FsdpSummon, ParametersAreReadAndWrittenInsideTheScopeOnly) {

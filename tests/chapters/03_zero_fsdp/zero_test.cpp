@@ -196,6 +196,26 @@ TEST(Zero, FrozenParametersStayAsTheyAre) {
   }
 }
 
+// It lies in no shard: nobody would average its gradient, or update it.
+TEST(ZeroTrap, AParameterTrainedAfterConstructionIsRefused) {
+  for (const int number : {1, 2, 3}) {
+    const std::string error = error_on_ranks(2, [&](ProcessGroup& world) {
+      Sequential model = make_mlp(DType::kF64);
+      Tensor bias = model.parameters()[1];
+      bias.set_requires_grad(false);
+      const auto zero = make_zero(model, world, stage(number), "sgd", {0.1});
+      const Samples mine = every(make_samples(8, DType::kF64), world.rank(), 2);
+      model.parameters()[1].set_requires_grad();
+      {
+        NoGrad no_grad;
+        (*zero)(mine.x);  // no backward follows
+      }
+      (*zero)(mine.x);
+    });
+    expect_text(error, {"'0.bias' was frozen at construction"});
+  }
+}
+
 TEST(Zero, DtypesLieInShardsOfTheirOwn) {
   for (const int number : {1, 2, 3}) {
     Training run = optimizers(DType::kF64)[2];

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# A layer that is frozen in deepspeed.initialize, and trained later, under ZeRO.
+#
+# One would guess: the optimizer has its parameters, so it trains from then on.
+# What happens: ZeRO divides the parameters that require gradients at the start. One
+# that learns to require them later gets a gradient and is never updated, without a
+# word; without ZeRO it trains.
+# Version: deepspeed 0.19.8, torch 2.15.0; needs a C++ compiler and ninja.
+set -euo pipefail
+
+folder=$(mktemp -d)
+trap 'rm -rf -- "$folder"' EXIT
+python3 -m venv "$folder/venv"
+install() { "$folder/venv/bin/pip" install --quiet --no-cache-dir "$@"; }
+install torch==2.15.0 numpy setuptools wheel pydantic ninja einops hjson msgpack \
+  packaging psutil py-cpuinfo tqdm
+DS_BUILD_OPS=0 install --no-build-isolation deepspeed==0.19.8
+
+cat >"$folder/zero_unfrozen.py" <<'PYTHON'
+import contextlib
+import logging
+import sys
+import deepspeed
+import torch
+
+logging.disable(logging.CRITICAL)
+
+class Sums(torch.nn.Module):
+    """A product with ones for each weight, so that every gradient is 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(4, 1, bias=False) for _ in range(2))
+
+    def forward(self, used):
+        return sum(self.layers[i](torch.ones(1, 4)).sum() for i in used)
+
+def initialize(model, stage):
+    return deepspeed.initialize(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        config={"train_batch_size": 1, "gradient_clipping": 0,
+                "zero_allow_untested_optimizer": True,
+                "zero_optimization": {"stage": stage}})[0]
+
+def first(layer, stage):
+    """The first element of the weight; ZeRO-3 gathers it."""
+    whole = (deepspeed.zero.GatheredParameters([layer.weight]) if stage == 3
+             else contextlib.nullcontext())
+    with whole:
+        return layer.weight[0, 0].item()
+
+def moved(stage):
+    """How far the second layer moves before and after it may train."""
+    model = Sums()
+    model.layers[1].weight.requires_grad_(False)
+    engine = initialize(model, stage)
+    distances = []
+    for _ in range(2):
+        before = first(model.layers[1], stage)
+        engine.backward(engine([0, 1]))
+        engine.step()
+        distances.append(round(before - first(model.layers[1], stage), 3))
+        model.layers[1].weight.requires_grad_(True)
+    return distances
+
+found = {stage: moved(stage) for stage in range(4)}
+print("deepspeed", deepspeed.__version__, "torch", torch.__version__)
+for stage, (frozen, trained) in found.items():
+    print(f"ZeRO-{stage}: moves by {frozen} while frozen, by {trained} after")
+sys.exit(list(found.values()) != [[0.0, 0.1]] + 3 * [[0.0, 0.0]])
+PYTHON
+
+cd "$folder"
+export DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$folder/extensions"
+export CUDA_VISIBLE_DEVICES= RANK=0 WORLD_SIZE=1 LOCAL_RANK=0
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=29544 PATH="$folder/venv/bin:$PATH"
+python zero_unfrozen.py || { echo "the behaviour changed"; exit 1; }
