@@ -13,8 +13,9 @@ folder=$(mktemp -d)
 trap 'rm -rf -- "$folder"' EXIT
 python3 -m venv "$folder/venv"
 install() { "$folder/venv/bin/pip" install --quiet --no-cache-dir "$@"; }
-install torch==2.15.0 numpy setuptools wheel pydantic ninja einops hjson msgpack \
-  packaging psutil py-cpuinfo tqdm
+install torch==2.15.0 numpy==2.4.6 setuptools==84.2.1 wheel==0.48.0 \
+  pydantic==2.14.4 ninja==1.13.2 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 \
+  packaging==26.4 psutil==7.2.2 py-cpuinfo==9.0.0 tqdm==4.70.1
 DS_BUILD_OPS=0 install --no-build-isolation deepspeed==0.19.8
 
 cat >"$folder/zero3_left_out.py" <<'PYTHON'
